@@ -25,7 +25,7 @@ from stoker import Bytes, OrderConfig, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import AccessForecast, ManagedTier
+from stoker._cache.index import AccessForecast, ManagedTier
 from stoker._cache.tiers import MemoryTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._format.manifest import Manifest, ManifestRows, PackRun

@@ -23,8 +23,8 @@ from statistics import median
 
 from stoker_warm import _connection
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
-from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._frames import Head, Kind
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection
 
 OBJECT_BYTES = 8 << 20
 SECRET = WarmSecret(bytes(32))

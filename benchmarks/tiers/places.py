@@ -22,15 +22,15 @@ from benchmarks.warm_tier.rate import patient
 from stoker import S3Options, open_store
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import ManagedTier
+from stoker._cache.index import ManagedTier
 from stoker._cache.tiers import MemoryTier
 from stoker._shared.address import Address
 from stoker._shared.certificate import create_ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.objects import MemoryStorage
 from stoker._shared.secret import TierSecret
 from stoker._shared.server import TierServer
 from stoker._shared.serving import ListenAddress, serve_tier
+from stoker._shared.storage import MemoryStorage
 from stoker.abc import ObjectRef, Tier
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 from stoker_warm._erasure import ErasureCode

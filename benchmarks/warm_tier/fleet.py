@@ -24,9 +24,9 @@ from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionS
 from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
 from stoker_warm._listener import Listener
-from stoker_warm._place import create_object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
+from stoker_warm._tier_server import create_object_name
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 

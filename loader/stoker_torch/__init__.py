@@ -6,11 +6,11 @@ try:
     from stoker_torch._cached_dataset import CachedDataset, PrefetchSampler
     from stoker_torch._config import Budget, LoaderConfig, StreamConfig, WorkerOptions
     from stoker_torch._disk_cache import DiskCache
-    from stoker_torch._figures import LoaderPlan, LoaderStatistics
     from stoker_torch._informed_loader import InformedDataLoader
     from stoker_torch._loader import Loader
     from stoker_torch._sample_cache import CacheStatistics, MemoryCache
     from stoker_torch._state import Preemption, merge_states, save_on_sigterm
+    from stoker_torch._statistics import LoaderPlan, LoaderStatistics
     from stoker_torch._stream_dataset import StreamDataset
     from stoker_torch._tensors import RaggedColumn
 except ModuleNotFoundError as error:

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from stoker._base.arguments import explain_arguments
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache

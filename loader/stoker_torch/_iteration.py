@@ -26,7 +26,7 @@ from stoker._base.recorder import Recorder
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import TierSet
+from stoker._cache.index import TierSet
 from stoker._cache.tiers import create_tiers
 from stoker._cost.prices import CostBudget, Prices
 from stoker._fetch.batch_stream import Batch
@@ -42,8 +42,8 @@ from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
 from stoker.errors import BudgetExceededError, ConfigError, StokerError
 from stoker_torch._config import Budget, StreamConfig
-from stoker_torch._figures import LoaderPlan, LoopStatistics
 from stoker_torch._pool import PendingBatch, SamplePool
+from stoker_torch._statistics import LoaderPlan, LoopStatistics
 from stoker_torch._tensors import pin_batch, to_tensors
 from stoker_torch._user_functions import ContextOf
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stoker._base.arguments import takes_settings
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import CostBudget, parse_dollars
@@ -27,11 +27,11 @@ from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import Budget, LoaderArguments, validate_integer
-from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._iteration import BatchIteration, Cursor, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState
+from stoker_torch._statistics import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._tensors import BufferPool, can_pin_memory
 
 _log = logging.getLogger("stoker")

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
 

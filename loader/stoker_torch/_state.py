@@ -26,7 +26,7 @@ from reprlib import repr as shown
 from types import FrameType
 from typing import Any, ClassVar, Protocol, Self
 
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig

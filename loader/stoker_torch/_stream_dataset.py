@@ -16,7 +16,6 @@ from stoker._order.sharding import WorkerSharding
 from stoker._stores import url_of
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import Budget, StreamArguments
-from stoker_torch._figures import LoaderPlan
 from stoker_torch._iteration import BatchIteration, LoaderResources
 from stoker_torch._ranks import (
     check_no_resharding,
@@ -27,6 +26,7 @@ from stoker_torch._ranks import (
     warn_about_length,
 )
 from stoker_torch._state import SourceState, StreamState
+from stoker_torch._statistics import LoaderPlan
 from stoker_torch._stream_reader import (
     MAX_EPOCH,
     EpochBoard,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import check_picklable, explain_arguments
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread, PerLoop

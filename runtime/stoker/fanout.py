@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from stoker import errors
 from stoker._base.arguments import BoundedConfig, Positive
 from stoker._base.plugins import load_plugin, plugin_names
-from stoker._fanout.board import FanoutConfig, Task
+from stoker._fanout.concurrency import FanoutConfig, Task
 from stoker._fanout.driver import Driver
 from stoker._fanout.report import Report
 from stoker._stores.options import check_endpoint

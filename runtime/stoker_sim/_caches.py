@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker._base.arguments import BoundedConfig, NotNegative, Positive
 from stoker._cache.eviction import CacheEntries, Lru, policy_factory
-from stoker._cache.keeper import AccessForecast
+from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import EvictionPolicy, ObjectRef
 from stoker_sim._bucket import SharedLink

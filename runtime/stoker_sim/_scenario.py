@@ -18,7 +18,7 @@ from stoker._base.clock import run_virtual
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes, format_count
 from stoker._base.task_group import task_group
-from stoker._cache.keeper import AccessForecast
+from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig, PipelineConfig

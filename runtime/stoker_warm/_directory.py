@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cache.keeper import is_name, size_of
+from stoker._cache.index import is_name, size_of
 from stoker.errors import ConfigError
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import SHARD_OVERHEAD_BYTES, ShardId

@@ -16,12 +16,12 @@ from typing import Any
 from stoker._base.task_group import task_group
 from stoker._shared.address import Address
 from stoker._shared.certificate import create_ephemeral_tls, load_tls
-from stoker._shared.guests import UnauthenticatedConnections
+from stoker._shared.unauthenticated import UnauthenticatedConnections
 from stoker.errors import StokerError, WireError
 from stoker_warm._auth import ProxyHandshake, WarmSecret
-from stoker_warm._ends import ProxyConnection
 from stoker_warm._frames import Head, Kind
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
+from stoker_warm._peer_connections import ProxyConnection
 
 _log = logging.getLogger("stoker.warm.reception")
 

@@ -16,9 +16,9 @@ from typing import Any
 from stoker._shared.address import Address
 from stoker.errors import ConnectionLostError, StokerError, WireError
 from stoker_warm._auth import NodeHandshake, WarmSecret, connect_to_proxy
-from stoker_warm._ends import NodeConnection, ReplyParts
 from stoker_warm._events import NodeReport, NodeTask, WakeEvent
 from stoker_warm._frames import Head, Kind
+from stoker_warm._peer_connections import NodeConnection, ReplyParts
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId, ShardStore, is_mac
 
 ProxyConnector = Callable[[WakeEvent, Callable[[], NodeConnection]], Awaitable[NodeConnection]]

@@ -21,8 +21,8 @@ from stoker_warm._billing import ProxyCounters, WarmBill
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import ShardDirectory
 from stoker_warm._erasure import encode, restore
-from stoker_warm._membership import NodeState
-from stoker_warm._node_connection import GetOutcome, NodeClient
+from stoker_warm._node_client import GetOutcome, NodeClient
+from stoker_warm._node_state import NodeState
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId
 
 _log = logging.getLogger("stoker.warm.writing")

@@ -23,8 +23,8 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import require_codec
 from stoker_warm._events import NodeTask, WakeEvent
 from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener, PeerServer
-from stoker_warm._membership import NodeContents, NodeState
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
+from stoker_warm._node_state import NodeContents, NodeState
 from stoker_warm._objects import ShardedObjects, for_each_node
 from stoker_warm._shard import ShardMac
 

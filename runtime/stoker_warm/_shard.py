@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker._base.plugins import require_extra
-from stoker._cache.keeper import is_name, size_of
+from stoker._cache.index import is_name, size_of
 from stoker.errors import ConfigError, WireError
 from stoker_warm._erasure import ErasureCode
 
@@ -35,7 +35,7 @@ class ShardId:
     """Which shard of which object. Ids are ordered by object, then by code and position.
 
     Attributes:
-        object: the object's name, of :mod:`stoker._cache.keeper`.
+        object: the object's name, of :mod:`stoker._cache.index`.
         data: shards that restore it.
         parity: shards besides.
         position: of the shard, from 0; those from ``data`` on are parity.

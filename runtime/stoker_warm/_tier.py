@@ -26,9 +26,9 @@ from stoker_warm._billing import WarmPrices
 from stoker_warm._config import BILLING_OPTIONS, EXECUTOR_SETTINGS, WarmDeployment
 from stoker_warm._erasure import require_codec
 from stoker_warm._listener import Listener
-from stoker_warm._place import create_object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
+from stoker_warm._tier_server import create_object_name
 
 _log = logging.getLogger("stoker.warm.lazy")
 

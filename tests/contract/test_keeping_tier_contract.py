@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker._cache.eviction import POLICIES
-from stoker._cache.keeper import ManagedTier
+from stoker._cache.index import ManagedTier
 from stoker.errors import BudgetError, ConfigError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._shared.folder import FolderStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker.errors import CredentialsError
 from support.ports import kept_port
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of

@@ -26,7 +26,7 @@ from stoker.abc import ObjectRef
 from stoker.errors import StoreError
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
-from stoker_warm._place import read_status
+from stoker_warm._tier_server import read_status
 from support.function_cloud import cloud_of
 from support.ports import kept_port
 from support.shared_tier import OTHER_SECRET, client_of, object_of, offered, read

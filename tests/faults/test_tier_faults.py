@@ -15,7 +15,7 @@ import pytest
 
 from stoker import FetchConfig
 from stoker._cache import disk_tier as module
-from stoker._cache.keeper import ManagedTier
+from stoker._cache.index import ManagedTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual

@@ -15,7 +15,7 @@ from stoker._base.checksum import crc32c
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
-from stoker_warm._membership import NodeContents, NodeState
+from stoker_warm._node_state import NodeContents, NodeState
 from stoker_warm._shard import Shard, ShardId
 from support.warm_liar import Liar, forge
 from support.warm_platform import MAC, Instance, Tier, named

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker import OrderConfig
 from stoker._cache.eviction import POLICIES
-from stoker._cache.keeper import AccessForecast, ManagedTier, name_of
+from stoker._cache.index import AccessForecast, ManagedTier, name_of
 from stoker._fetch.batch_stream import StepQueue
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps

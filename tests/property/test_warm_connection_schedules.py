@@ -11,8 +11,8 @@ from itertools import count
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
-from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts
 from stoker_warm._frames import Head, Kind
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection, ReplyParts
 from support.warm_connections import limited
 from support.warm_wires import Link, LinkConfig
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker._cache.keeper import size_of
+from stoker._cache.index import size_of
 from stoker_warm._directory import ShardDirectory
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import SHARD_OVERHEAD_BYTES, ShardId

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._cache.keeper import name_of
+from stoker._cache.index import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import LostShardsError
 from stoker_warm._erasure import ErasureCode, encode, restore

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker_warm._membership import NodeContents, NodeState, NodeStateMachine
+from stoker_warm._node_state import NodeContents, NodeState, NodeStateMachine
 from stoker_warm._shard import StoreVersion
 
 WHO = st.integers(0, 5)

@@ -11,12 +11,12 @@ from functools import partial
 from stoker._base.checksum import crc32c
 from stoker._shared.address import Address
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.folder import FolderStorage
-from stoker._shared.objects import MemoryStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret, matches_key
 from stoker._shared.server import TierServer
 from stoker._shared.serving import ListenAddress, serve_tier
+from stoker._shared.storage import MemoryStorage
 from stoker.abc import ObjectRef
 from support.waiting import until_async
 

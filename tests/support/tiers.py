@@ -10,7 +10,7 @@ import numpy as np
 from stoker import Array, OrderConfig, Schema
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import AccessForecast, ManagedTier
+from stoker._cache.index import AccessForecast, ManagedTier
 from stoker._cache.tiers import MemoryTier
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange

@@ -17,7 +17,7 @@ import psutil
 
 import stoker_functions
 from stoker._base.checksum import crc32c
-from stoker._cache.keeper import name_of, size_of
+from stoker._cache.index import name_of, size_of
 from stoker._shared.address import Address
 from stoker.abc import Executor, ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor

@@ -13,10 +13,11 @@ import pytest
 
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
-from stoker_warm import _connection, _ends
+from stoker_warm import _connection
+from stoker_warm import _peer_connections as _ends
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
-from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts, RequestHandler
 from stoker_warm._frames import Head, Kind
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection, ReplyParts, RequestHandler
 from support.warm_wires import Link, LinkConfig
 
 __all__ = [

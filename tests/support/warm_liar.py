@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.errors import StoreError
-from stoker_warm._ends import ReplyParts
 from stoker_warm._events import NodeReport, WakeEvent
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
+from stoker_warm._peer_connections import ReplyParts
 from stoker_warm._shard import Shard, ShardId
 from support.warm_wires import End
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConnectionLostError
 from stoker_warm._auth import ProxyHandshake, WarmSecret
-from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._events import WakeEvent
 from stoker_warm._frames import Kind
 from stoker_warm._node import NodeServer
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection
 from stoker_warm._shard import ShardStore
 from support.warm_platform import ADDRESS, SECRET
 from support.warm_wires import LinkConfig, Network

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
 from stoker_warm._shard import ShardId
 from support.warm_platform import Instance, Tier, named
 

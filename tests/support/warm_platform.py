@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from stoker._base.checksum import crc32c
-from stoker._cache.keeper import name_of
+from stoker._cache.index import name_of
 from stoker._shared.address import Address
 from stoker._shared.secret import TierSecret
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._events import WakeEvent
 from stoker_warm._listener import Listener
 from stoker_warm._node import NodeServer
-from stoker_warm._place import create_object_name
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardId, ShardMac, ShardStore
+from stoker_warm._tier_server import create_object_name
 from support.warm_wires import End, LinkConfig, Network
 
 __all__ = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import OrderConfig
-from stoker._cache.keeper import NEVER, AccessForecast
+from stoker._cache.index import NEVER, AccessForecast
 from stoker._order.sharding import RankSharding, WorkerSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
 

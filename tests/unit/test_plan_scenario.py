@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stoker import FetchConfig, NextBatch, OrderConfig
-from stoker._cache.keeper import AccessForecast
+from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import Constant, LateTail, LogNormal
 from stoker._fetch.config import PipelineConfig
 from stoker._order.steps import PositionRange

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stoker._base.checksum import crc32c
 from stoker._base.threads import RevocableBuffer, fork_aware_objects
-from stoker._cache.keeper import is_name, size_of
+from stoker._cache.index import is_name, size_of
 from stoker.errors import ChecksumError
 
 BLOCK_BYTES = 4096

@@ -16,7 +16,7 @@ from functools import partial
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import RevocableBuffer, run_in_thread, run_in_thread_until_cancelled
 from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig, disk_space_bytes
-from stoker._cache.keeper import AccessForecast, CacheIndex, CacheTierStatistics, name_of
+from stoker._cache.index import AccessForecast, CacheIndex, CacheTierStatistics, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
@@ -56,7 +56,7 @@ class _QueuedWrite:
 
 
 class DiskTier:
-    """A :class:`~stoker._cache.keeper.ManagedTier` in a folder: writes its own part, and reads the others' parts, too.
+    """A :class:`~stoker._cache.index.ManagedTier` in a folder: writes its own part, and reads the others' parts, too.
 
     The event loop decides at once which objects stay; threads read, write and remove files. A file that is evicted
     while it is read is removed after the read. A cancelled read ends at once, even if the disk hangs. Files are not

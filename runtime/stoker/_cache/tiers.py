@@ -23,7 +23,7 @@ from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.eviction import policy_factory
-from stoker._cache.keeper import AccessForecast, CacheIndex, CacheTierStatistics, ManagedTier, name_of
+from stoker._cache.index import AccessForecast, CacheIndex, CacheTierStatistics, ManagedTier, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, prefault
 from stoker._order.sharding import Sharding
@@ -37,7 +37,7 @@ _TIERS = "stoker.tiers"
 
 
 class MemoryTier:
-    """A :class:`~stoker._cache.keeper.ManagedTier` in fixed slots of anonymous memory, private to one process.
+    """A :class:`~stoker._cache.index.ManagedTier` in fixed slots of anonymous memory, private to one process.
 
     Each object is copied once in and once out, both on the event loop: a copy of 8 MiB takes less than a millisecond,
     and copying in a thread would need extra slots for the objects in transit.
@@ -244,7 +244,7 @@ async def track_positions(
     """Have tiers keep what a range of positions needs, and shared tiers also what the machine's other ranks need.
 
     Returns:
-        A function to call with each item that is read; see :meth:`~stoker._cache.keeper.AccessForecast.take`.
+        A function to call with each item that is read; see :meth:`~stoker._cache.index.AccessForecast.take`.
     """
     own = shared = AccessForecast(manifest.rows.samples, positions)
     if others:

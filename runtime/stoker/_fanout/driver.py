@@ -16,7 +16,7 @@ from stoker._base.retry import backoff_seconds
 from stoker._base.sizes import format_count
 from stoker._base.task_group import task_group
 from stoker._cost.prices import Prices
-from stoker._fanout.board import FanoutConfig, Ramp, Stragglers, Task
+from stoker._fanout.concurrency import FanoutConfig, Ramp, Stragglers, Task
 from stoker._fanout.report import FanoutCounters, Report
 from stoker.abc import Answer, Executor
 from stoker.errors import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from stoker._base.arguments import BoundedConfig, NumberBound
-from stoker._fanout.board import Task
+from stoker._fanout.concurrency import Task
 from stoker._format import versions
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.plan import check_can_append, check_can_create

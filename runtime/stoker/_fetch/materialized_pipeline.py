@@ -14,7 +14,7 @@ from dataclasses import replace
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import format_count
-from stoker._cache.keeper import TierSet
+from stoker._cache.index import TierSet
 from stoker._fetch.batch_stream import Batch, StoredDataset
 from stoker._fetch.pipeline import BatchPipeline, OpenDataset
 from stoker._format.manifest import Manifest, version_key

@@ -17,7 +17,7 @@ from typing import Any
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import CacheTierStatistics, ManagedTier, TierSet
+from stoker._cache.index import CacheTierStatistics, ManagedTier, TierSet
 from stoker._cache.tiers import track_positions
 from stoker._fetch.batch_stream import Batch, BatchStream, RowReader, StepQueue, StoredDataset, StreamCounters
 from stoker._fetch.config import FetchCounters, PipelineConfig

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from stoker._cache.keeper import size_of
+from stoker._cache.index import size_of
 from stoker.errors import TruncatedError, UnexpectedAnswerError
 
 OBJECTS_PATH, BATCH_PATH, METRICS_PATH = "/objects/", "/objects", "/metrics"

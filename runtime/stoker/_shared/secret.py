@@ -117,7 +117,7 @@ class TierSecret(EnvironmentSecret):
     def object_name(self, ref: ObjectRef) -> str:
         """Return the name under which servers store an object: 32 hexadecimal digits.
 
-        Digits 9 to 16 are the object's size, as in the names of :mod:`stoker._cache.keeper`; the others are the HMAC.
+        Digits 9 to 16 are the object's size, as in the names of :mod:`stoker._cache.index`; the others are the HMAC.
         """
         return self._name(identity_of(ref.dataset, ref), ref.size_bytes)
 

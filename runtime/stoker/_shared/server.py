@@ -25,10 +25,9 @@ from aiohttp import web
 from stoker._base.breaker import Permit, ReadOutcome
 from stoker._base.task_group import end_tasks
 from stoker._base.threads import run_in_thread
-from stoker._cache.keeper import is_name, size_of
+from stoker._cache.index import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker._shared.folder import FolderStorage
-from stoker._shared.objects import StorageStatistics, create_buffer
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.protocol import (
     BATCH_PATH,
     GROUP_HEADER,
@@ -43,6 +42,7 @@ from stoker._shared.protocol import (
 )
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret
+from stoker._shared.storage import StorageStatistics, create_buffer
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, NotFoundError, ObjectChangedError, StokerError
 
@@ -63,7 +63,7 @@ _log = logging.getLogger("stoker.tier.server")
 
 
 class Storage(Protocol):
-    """Storage of a server's objects; see :class:`~stoker._shared.objects.BoundedStorage`.
+    """Storage of a server's objects; see :class:`~stoker._shared.storage.BoundedStorage`.
 
     Attributes:
         name: Name of the storage in metrics.

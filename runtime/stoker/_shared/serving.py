@@ -12,8 +12,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker._shared.address import Address
 from stoker._shared.certificate import ServerTls, create_ephemeral_tls
-from stoker._shared.guests import UnauthenticatedConnections
 from stoker._shared.server import TierServer
+from stoker._shared.unauthenticated import UnauthenticatedConnections
 from stoker.errors import ConfigError
 
 _MAX_UNAUTHENTICATED = 1024

@@ -31,8 +31,8 @@ ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
     "file": ("stoker._stores.local", "LocalStore", None, ""),
     "s3": ("stoker._stores.s3", "S3Store", S3Options, "s3"),
     "gs": ("stoker._stores.gcs", "GcsStore", GcsOptions, "gcs"),
-    "stoker+https": ("stoker._stores.http_store", "ServedStore", ServedOptions, ""),
-    "stoker+http": ("stoker._stores.http_store", "ServedStore", ServedOptions, ""),
+    "stoker+https": ("stoker._stores.served_store", "ServedStore", ServedOptions, ""),
+    "stoker+http": ("stoker._stores.served_store", "ServedStore", ServedOptions, ""),
 }
 
 

@@ -22,7 +22,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._base.fetch_record import Fetch, Request
 from stoker._base.recorder import Wait
 from stoker._base.sizes import format_bytes, parse_bytes

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from stoker._base.closing import Closeable
+from stoker._base.closeable import Closeable
 from stoker._base.fetch_record import Fetch, Phase, Span
 from stoker._base.plugins import require_extra
 from stoker._base.recorder import Wait

@@ -16,7 +16,7 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
 from stoker._cache.disk_folder import disk_space_bytes
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import AccessForecast
+from stoker._cache.index import AccessForecast
 from stoker._cache.tiers import CacheSharing, CacheSpec, create_tiers
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig

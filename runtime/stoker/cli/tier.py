@@ -19,12 +19,12 @@ from stoker._cache.tiers import CacheSpec
 from stoker._shared.address import Address
 from stoker._shared.certificate import load_tls
 from stoker._shared.client import ServerAddress, read_metrics
-from stoker._shared.folder import FolderStorage
-from stoker._shared.objects import MemoryStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.read_through import ReadThrough, is_valid_object
 from stoker._shared.secret import SECRET_VARIABLE, TierSecret
 from stoker._shared.server import TierServer
 from stoker._shared.serving import ListenAddress, serve_tier
+from stoker._shared.storage import MemoryStorage
 from stoker.cli.flags import add_store_options, open_store_from_args, size_from
 from stoker.cli.output import format_count, json_text, table
 from stoker.errors import ConfigError

@@ -32,10 +32,10 @@ from stoker.cli.tier import add_endpoint, create_stop_event, parse_endpoint, rai
 from stoker.errors import DeadlineError
 from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmDeployment
-from stoker_warm._place import WarmServer, read_status
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 from stoker_warm._tier import InProcessProxy, WarmTier, parse_server_url, read_tier_secret, read_warm_secret
+from stoker_warm._tier_server import WarmServer, read_status
 
 _STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
 _READS = "{hits:,} hits, {misses:,} misses, {losses:,} lost"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stoker._cache.keeper import is_name, name_of, rows_of, size_of
+from stoker._cache.index import is_name, name_of, rows_of, size_of
 from stoker_sim._bucket import synthetic_manifest
 from support.tiers import MANIFEST
 

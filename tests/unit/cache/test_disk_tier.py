@@ -17,7 +17,7 @@ import pytest
 
 from stoker._cache import disk_folder
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import name_of
+from stoker._cache.index import name_of
 from stoker.errors import StoreError
 from stoker.testing import run_virtual
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, offer

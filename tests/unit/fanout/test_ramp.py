@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._fanout.board import Ramp
+from stoker._fanout.concurrency import Ramp
 
 
 def ramp(start: int = 8, most: int = 1000) -> Ramp:

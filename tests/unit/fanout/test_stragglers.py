@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._fanout.board import Stragglers
+from stoker._fanout.concurrency import Stragglers
 
 
 def stragglers(*seconds: float, calls: int = 100, fraction: float = 0.1, burst: int = 0) -> Stragglers:

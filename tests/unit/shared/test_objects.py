@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._shared.folder import FolderStorage
-from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, BoundedStorage, MemoryStorage, create_buffer
+from stoker._shared.folder_storage import FolderStorage
+from stoker._shared.storage import IDLE_SECONDS, STALE_SECONDS, BoundedStorage, MemoryStorage, create_buffer
 from stoker.errors import ConfigError
 
 TENANT = "0123456789abcdef"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._cache.keeper import is_name, size_of
+from stoker._cache.index import is_name, size_of
 from stoker._shared.secret import TierSecret
 from stoker.errors import ConfigError
 from support.shared_tier import OTHER_SECRET, SECRET, object_of

@@ -26,7 +26,7 @@ from stoker._shared import server as tier_server
 from stoker._shared.address import Address
 from stoker._shared.certificate import create_ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier, _BufferPool
-from stoker._shared.folder import FolderStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.read_through import ReadThrough, is_valid_object
 from stoker._shared.serving import ListenAddress
 from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Readable, Tier

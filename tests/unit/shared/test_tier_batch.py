@@ -14,7 +14,7 @@ import pytest
 import stoker
 from stoker._format.versions import read_manifest
 from stoker._shared import protocol
-from stoker._shared.folder import FolderStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.protocol import (
     LENGTH,
     MISSING_LENGTH,

@@ -21,7 +21,7 @@ from stoker._shared import address, serving
 from stoker._shared import server as tier_server
 from stoker._shared.address import Address
 from stoker._shared.certificate import create_ephemeral_tls
-from stoker._shared.folder import FolderStorage
+from stoker._shared.folder_storage import FolderStorage
 from stoker._shared.serving import ListenAddress
 from stoker.errors import ConfigError
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, read, running, server_of

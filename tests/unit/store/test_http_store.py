@@ -17,8 +17,8 @@ from stoker import HttpOptions, ServedOptions, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.google_credentials import IdentityTokens
-from stoker._stores.http_store import BearerCredentials, RowIndex, ServedStoreClient
 from stoker._stores.location import parse_url
+from stoker._stores.served_store import BearerCredentials, RowIndex, ServedStoreClient
 from stoker.abc import Store
 from stoker.errors import (
     BucketNotFoundError,

@@ -17,7 +17,7 @@ from aiohttp import web
 from stoker import ServedOptions, open_store
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores import google_credentials as google_identity
-from stoker._stores.http_store import credentials_factory, resolve_auth
+from stoker._stores.served_store import credentials_factory, resolve_auth
 from stoker.abc import Store
 from stoker.errors import (
     ConfigError,

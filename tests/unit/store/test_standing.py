@@ -12,7 +12,7 @@ from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_stor
 from stoker._stores.access_token import Grant
 from stoker._stores.http import HttpRequest, HttpResponse, parse_date
 from stoker._stores.http_objects import CredentialsInfo, EndpointInfo, HttpObjectStore
-from stoker._stores.http_store import ServedStoreClient
+from stoker._stores.served_store import ServedStoreClient
 from stoker.errors import ConnectionLostError
 from stoker_functions.serve import TokenKeys
 

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
-from stoker_warm._ends import ProxyConnection, ReplyParts
 from stoker_warm._frames import Buffer, Head, Kind
+from stoker_warm._peer_connections import ProxyConnection, ReplyParts
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CredentialsError
-from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._frames import Kind
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection
 from support.tls import make_authority
 from support.warm_connections import SHARD, Server, memory, node_side, proxy_side
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
 from stoker_warm._proxy import MAX_HEARTBEATS, start_heartbeats
 
 INTERVAL = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
 from stoker_warm._shard import ShardId, parse_page
 from support.warm_one_node import DATA, NAME, SHARD, check
 from support.warm_platform import Tier

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stoker.errors import ConfigError, StateError
-from stoker_warm._membership import TRANSITIONS, NodeContents, NodeEvent, NodeState, NodeStateMachine
+from stoker_warm._node_state import TRANSITIONS, NodeContents, NodeEvent, NodeState, NodeStateMachine
 from stoker_warm._shard import StoreVersion
 
 FULL, NEWER, NOTHING = StoreVersion(7, 70), StoreVersion(9, 90), StoreVersion()

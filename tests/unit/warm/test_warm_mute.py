@@ -11,12 +11,12 @@ import pytest
 from stoker.errors import ConnectionLostError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import ReplyParts
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._frames import Kind
-from stoker_warm._membership import NodeState
 from stoker_warm._node import NodeServer
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
+from stoker_warm._node_state import NodeState
+from stoker_warm._peer_connections import ReplyParts
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
 from support.warm_wires import Link, LinkConfig

@@ -11,10 +11,10 @@ import pytest
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
 from stoker_warm._auth import WarmSecret
-from stoker_warm._ends import ProxyConnection
 from stoker_warm._events import NodeReport, NodeTask, WakeEvent
 from stoker_warm._frames import Frame, Kind
 from stoker_warm._node import NodeServer
+from stoker_warm._peer_connections import ProxyConnection
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, SHARD_OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET

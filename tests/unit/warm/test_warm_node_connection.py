@@ -9,8 +9,8 @@ import pytest
 
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, NotFoundError, StokerError
-from stoker_warm._membership import NodeState
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
+from stoker_warm._node_state import NodeState
 from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_instance
 from support.warm_platform import Mood, Platform, Tier
 

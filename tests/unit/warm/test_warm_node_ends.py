@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._ends import ProxyConnection
 from stoker_warm._frames import Kind
+from stoker_warm._peer_connections import ProxyConnection
 from stoker_warm._shard import ShardId
 from support.warm_listener import Listener
 from support.warm_wires import LinkConfig

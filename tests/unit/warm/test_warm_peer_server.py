@@ -11,9 +11,9 @@ import pytest
 from stoker.errors import StokerError
 from stoker_warm._auth import NodeHandshake, WarmSecret
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import NodeConnection
 from stoker_warm._events import NodeReport
 from stoker_warm._frames import Head
+from stoker_warm._peer_connections import NodeConnection
 from stoker_warm._shard import StoreVersion
 from support.warm_connections import INSTANCE, refuse, run
 from support.warm_platform import ADDRESS, SECRET, Tier

@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import StoreError
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
-from stoker_warm._place import WarmStorage, create_object_name
+from stoker_warm._tier_server import WarmStorage, create_object_name
 from support.warm_connections import run
 from support.warm_platform import Tier
 from support.warm_wires import LinkConfig

@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
-from stoker_warm._membership import NodeState
+from stoker_warm._node_state import NodeState
 from stoker_warm._shard import ShardId
 from support.warm_platform import MAC, Mood, Tier, named
 from support.warm_wires import LinkConfig

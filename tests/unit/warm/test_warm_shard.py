@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from stoker._cache.keeper import name_of
+from stoker._cache.index import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, MissingExtraError, WireError
 from stoker_warm._shard import Shard, ShardId, ShardMac, is_mac

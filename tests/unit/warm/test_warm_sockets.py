@@ -16,9 +16,9 @@ from stoker.errors import ConfigError, CredentialsError, MissingExtraError, Stok
 from stoker.testing import run_virtual
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret, connect_to_proxy
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts
 from stoker_warm._frames import Head, Kind
 from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener
+from stoker_warm._peer_connections import NodeConnection, ProxyConnection, ReplyParts
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_platform import MemoryListener, Tier

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker_warm._node_connection import NodeClient
+from stoker_warm._node_client import NodeClient
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
 from support.warm_platform import Mood, Tier
 

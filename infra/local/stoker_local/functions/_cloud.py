@@ -23,8 +23,8 @@ from stoker_local._host import BackgroundTasks, background_tasks, catch_all_appl
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultInjector, FunctionFaultPlan
 from stoker_local.functions._endpoints import RequestAuthenticator, function_url, invoke_api
-from stoker_local.functions._fleet import InstancePool, LambdaService
 from stoker_local.functions._google import GoogleService, finalized_message, gateway, push_events
+from stoker_local.functions._instance_pool import InstancePool, LambdaService
 from stoker_local.functions._processes import AnySpec, InstanceConfig, ProcessSupervisor, process_supervisor
 from stoker_local.functions._statistics import CloudRecorder, FunctionStatistics, Happening, Invocation, Outcome
 from stoker_local.functions._triggers import (

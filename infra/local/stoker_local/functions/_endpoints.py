@@ -23,7 +23,7 @@ from stoker_local._host import catch_all_application, read_body
 from stoker_local._http1 import BadRequestError, ServerRequest, parse_query
 from stoker_local._s3.model import S3Error
 from stoker_local._s3.signature import KeyPair, parse_claim, verify
-from stoker_local.functions._fleet import LambdaService
+from stoker_local.functions._instance_pool import LambdaService
 from stoker_local.functions._statistics import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError
 
 _MAX_CONTEXT_CHARACTERS = 3583

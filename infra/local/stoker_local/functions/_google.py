@@ -33,7 +33,7 @@ from stoker_local._gcs import object_resource
 from stoker_local._host import catch_all_application, read_body
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionFault, GoogleSpec
-from stoker_local.functions._fleet import InstancePool
+from stoker_local.functions._instance_pool import InstancePool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import ServiceError
 from stoker_local.functions._triggers import LocalQueue

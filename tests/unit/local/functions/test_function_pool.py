@@ -10,7 +10,7 @@ from stoker.testing import run_virtual
 from stoker_local._host import background_tasks
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._config import FunctionFaultInjector
-from stoker_local.functions._fleet import InstancePool
+from stoker_local.functions._instance_pool import InstancePool
 from stoker_local.functions._statistics import CloudRecorder
 
 

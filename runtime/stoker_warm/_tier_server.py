@@ -18,13 +18,13 @@ from typing import Any
 from aiohttp import web
 
 from stoker._base.sizes import format_bytes
-from stoker._cache.keeper import size_of
+from stoker._cache.index import size_of
 from stoker._memory.budget import ByteBudget
 from stoker._shared.client import ServerAddress, get_with_metrics_token
-from stoker._shared.objects import StorageStatistics, create_buffer
 from stoker._shared.protocol import METRIC_PREFIX
 from stoker._shared.secret import TierSecret
 from stoker._shared.server import TierServer
+from stoker._shared.storage import StorageStatistics, create_buffer
 from stoker.errors import UnexpectedAnswerError
 from stoker_warm._proxy import Proxy
 
@@ -61,7 +61,7 @@ class _SharedRead:
 
 
 class WarmStorage:
-    """The storage of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.objects.BoundedStorage`.
+    """The storage of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.storage.BoundedStorage`.
 
     Args:
         proxy: of the nodes; started and closed by others.
@@ -80,7 +80,7 @@ class WarmStorage:
         return key in self._reserved or self._proxy.objects.has(create_object_name(key))
 
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
-        """Make room for a copy to be written to nodes; see :class:`~stoker._shared.objects.BoundedStorage`."""
+        """Make room for a copy to be written to nodes; see :class:`~stoker._shared.storage.BoundedStorage`."""
         most_bytes = self._proxy.config.max_object_bytes
         if size_bytes > most_bytes and not self._has_logged_size:
             self._has_logged_size = True

@@ -11,7 +11,7 @@ from typing import Any
 from stoker._base.meter import Egress, MeterReading, Operation
 from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import format_bytes, format_count, format_dollars
-from stoker._cache.keeper import CacheTierStatistics
+from stoker._cache.index import CacheTierStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline

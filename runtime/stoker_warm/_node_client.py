@@ -24,10 +24,10 @@ from stoker.errors import (
     WireError,
 )
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import ProxyConnection
 from stoker_warm._events import NodeReport, NodeTask
 from stoker_warm._frames import Buffer, Frame, Head, Kind
-from stoker_warm._membership import NodeContents, NodeState, NodeStateMachine
+from stoker_warm._node_state import NodeContents, NodeState, NodeStateMachine
+from stoker_warm._peer_connections import ProxyConnection
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId, ShardMac, parse_page
 
 _log = logging.getLogger("stoker.warm.nodes")

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from stoker._base.threads import run_in_thread
-from stoker._shared.objects import BoundedStorage
+from stoker._shared.storage import BoundedStorage
 from stoker.errors import ConfigError
 
 _log = logging.getLogger("stoker.tier.server")
