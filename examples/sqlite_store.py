@@ -20,14 +20,14 @@ class SqliteStore:
     """Objects are rows, and every write draws a new tag. The event loop waits while SQLite works."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.prices = url, "file"  # prices: what is on this machine costs nothing
+        self.url, self.prices = url, "file"  # prices: files of this machine cost nothing
         path, _, folder = url.removeprefix("sqlite://").partition(".db")
         self._path, self._folder = f"{path}.db", f"{folder}/"
         self._run("create table if not exists objects (key text primary key, data blob, tag text)")
 
     def _run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         try:
-            with closing(sqlite3.connect(self._path, timeout=60)) as database, database:  # which commits
+            with closing(sqlite3.connect(self._path, timeout=60)) as database, database:  # commits at its end
                 return database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise StoreError(f"{self.url}: {error}; check the path and the disk") from error
@@ -66,7 +66,7 @@ class SqliteStore:
         else:
             rows = self._run("replace into objects (data, tag, key) values (?, ?, ?) returning 1", *row)
         if not rows:
-            raise PreconditionFailedError(f"{self.url}/{key} was written by somebody else")
+            raise PreconditionFailedError(f"{self.url}/{key} was written by another process")
         return info
 
     async def delete(self, key: str) -> None:
