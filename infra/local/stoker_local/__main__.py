@@ -71,12 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         default=_MEMORY_ROOT,
         help="'memory' (default) starts empty; a folder: each sub-folder is loaded into memory as a bucket",
     )
-    bucket.add_argument(
-        "--profile", choices=sorted(PROFILES), default="none", help="network delays and rates to simulate"
-    )
-    bucket.add_argument(
-        "--bucket", action="append", metavar="NAME", help="bucket to create; repeatable (default: stoker)"
-    )
+    bucket.add_argument("--profile", choices=sorted(PROFILES), default="none", help="network to simulate")
+    bucket.add_argument("--bucket", action="append", metavar="NAME", help="bucket to create (default: stoker)")
     bucket.add_argument("--anonymous", action="store_true", help="allow unsigned requests to read the buckets")
     bucket.add_argument("--seed", type=int, default=0, help="seed of the random delays (default: 0)")
     bucket.add_argument("--config", choices=["-"], help="read the whole configuration from standard input, as JSON")
@@ -90,17 +86,13 @@ def _add_functions(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="FILE",
         help="configuration file in JSON; '-' reads one line of standard input, and stops when standard input ends",
     )
-    parser.add_argument(
-        "--bucket", action="append", metavar="NAME", help="bucket to create; repeatable (default: stoker)"
-    )
+    parser.add_argument("--bucket", action="append", metavar="NAME", help="bucket to create (default: stoker)")
     own = parser.add_argument_group("settings without --config")
     own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="Lambda function; repeatable")
     own.add_argument("--task-root", metavar="FOLDER", help="folder of the functions' code (default: current folder)")
     own.add_argument("--memory-mb", type=int, metavar="N", help="memory of each function in MiB (default: 512)")
     own.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of an invocation (default: 60)")
-    own.add_argument(
-        "--environment", action="append", metavar="NAME=VALUE", help="variable of every function; repeatable"
-    )
+    own.add_argument("--environment", action="append", metavar="NAME=VALUE", help="variable of every function")
     own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL with this access check")
     own.add_argument("--port", type=int, help="port of the Lambda endpoint (default: a free one)")
 

@@ -81,8 +81,7 @@ class BucketConfig(JsonConfig):
         faults: faults to inject; default none.
         max_object_bytes: largest accepted request body, in bytes (default 1 GiB).
         max_connections: maximum number of open connections; further ones are closed.
-        request_seconds: time within which the next request must arrive in full, in seconds; otherwise the connection
-            is closed.
+        request_seconds: time limit for the arrival of the next request, in seconds; then the connection is closed.
 
     Example:
         >>> config = BucketConfig(buckets=(BucketSpec(name="data"),), shape=Shape(first_byte_seconds=0.02))

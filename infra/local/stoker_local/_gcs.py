@@ -301,12 +301,7 @@ _REASONS = {
 
 
 class GcsError(Exception):
-    """A GCS error response.
-
-    Attributes:
-        status: HTTP status.
-        headers: further response headers.
-    """
+    """A GCS error response."""
 
     def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -387,10 +382,7 @@ def object_resource(bucket: str, key: str, stored: StoredObject) -> dict[str, An
 
 @contextmanager
 def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
-    """Run a local GCS in a separate thread, for synchronous code.
-
-    Args:
-        config: configuration; default ``GcsConfig()``.
+    """Run a local GCS in a separate thread, for synchronous code; ``config`` defaults to ``GcsConfig()``.
 
     Example:
         >>> with running_gcs() as gcs:

@@ -91,11 +91,9 @@ async def read_body(message: web.BaseRequest | aiohttp.ClientResponse, *, limit_
 
 @contextmanager
 def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
-    """Run a server on an event loop in a separate thread; leaving the context ends all three.
+    """Run the server that ``create`` returns on an event loop in a separate thread; leaving the context ends all three.
 
-    Args:
-        create: returns the server as an async context manager. It is called and entered in the thread; an error there
-            is raised here.
+    ``create`` is called in the thread and returns an async context manager; an error of the start is raised here.
 
     Example:
         >>> from stoker_local import LocalBucket, running_server
@@ -129,10 +127,7 @@ def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iter
 
 @contextmanager
 def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
-    """Run a local bucket in a separate thread, for synchronous code.
-
-    Args:
-        config: configuration; default ``BucketConfig()``.
+    """Run a local bucket in a separate thread, for synchronous code; ``config`` defaults to ``BucketConfig()``.
 
     Example:
         >>> with running_bucket() as bucket:
@@ -188,9 +183,7 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
     """Run a local bucket in a separate process, so that it does not compete for this process's interpreter lock.
 
     The process ends when the block is left, or when this process dies in any way: it watches its standard input.
-
-    Args:
-        config: configuration; default ``BucketConfig()``.
+    ``config`` defaults to ``BucketConfig()``.
 
     Raises:
         RuntimeError: the bucket did not start; standard error contains its message.

@@ -40,13 +40,11 @@ class ServerRequest:
     """The head of one request.
 
     Attributes:
-        method: HTTP method.
         raw_path: percent-encoded path as sent, without the query.
         path: decoded path.
         query: decoded names and values of the query, in order.
         headers: headers by lower-case name; values of a repeated name are joined with commas.
         body_bytes: length of the body, in bytes; None if the body is chunked.
-        keep_alive: whether the connection remains open after the response.
     """
 
     method: str
@@ -65,13 +63,7 @@ class ServerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerResponse:
-    """One response, including the body of a HEAD response, which is not sent.
-
-    Attributes:
-        status: HTTP status.
-        headers: response headers, without Content-Length.
-        body: response body.
-    """
+    """One response, including the body of a HEAD response, which is not sent; ``headers`` lacks Content-Length."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -171,12 +163,8 @@ class ServerConnection(asyncio.StreamReaderProtocol):
     The task is cancelled when the peer disconnects, so the awaits here need no time limit. A peer that closes only its
     sending side counts as disconnected, so that an abandoned request does not outlive its client.
 
-    Args:
-        handler: coroutine function that serves the connection.
-
     Attributes:
         reader: stream of the bytes from the peer.
-        task: task that serves the connection.
     """
 
     def __init__(self, handler: ConnectionHandler) -> None:

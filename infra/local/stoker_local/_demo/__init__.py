@@ -21,10 +21,7 @@ def _configure(parser: ArgumentParser) -> None:
         "--epochs", type=positive, metavar="N", help=f"epochs of each training (default: {_DEFAULT_EPOCHS})"
     )
     training.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="worker processes of the plain DataLoader (default: the fastest of a few that are tried)",
+        "--workers", type=positive, metavar="N", help="workers of the plain DataLoader (default: choose by trial)"
     )
     functions = parser.add_argument_group("functions that pack arriving images, with injected faults")
     functions.add_argument("--functions", action="store_true", help="show functions instead of training")

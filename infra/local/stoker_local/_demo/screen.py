@@ -19,9 +19,6 @@ _CLEAR = "\r\x1b[K"
 class Screen:
     """Writes text to a terminal or another stream; leaving the context erases the redrawn lines.
 
-    Args:
-        stream: stream to write to.
-
     Attributes:
         is_terminal: whether lines can be redrawn.
     """

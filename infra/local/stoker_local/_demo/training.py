@@ -82,10 +82,6 @@ def load_train_and_test() -> tuple[Digits, Digits]:
 class RawImages:
     """Digits as PNG files in one folder per class; further rounds repeat the digits, shifted by a pixel.
 
-    Args:
-        digits: source images.
-        count: number of images.
-
     Attributes:
         contents: key → content of every object.
         started_puts: number of started PUTs.
@@ -277,10 +273,6 @@ class ImageObjects(Dataset[dict[str, Any]]):
     """A data set of image objects in one folder per class, with one GET per item.
 
     Each worker process creates its own client when it reads its first image.
-
-    Args:
-        bucket: name of the bucket.
-        prefix: prefix of the keys.
     """
 
     def __init__(self, bucket: str, prefix: str) -> None:
@@ -335,8 +327,7 @@ def choose_workers(
         prefix: prefix of the images' keys.
         batch_size: batch size of the training.
         epochs: number of epochs of the training.
-        report: is called for each number of workers, first with None, then with the expected duration of the training
-            in seconds.
+        report: is called for each number of workers, first with None, then with the training's expected seconds.
     """
     images = ImageObjects(bucket, prefix)
     expected_seconds: dict[int, float] = {}

@@ -78,12 +78,6 @@ _MAX_KEY_BYTES = 1024
 class S3Service:
     """The buckets and keys of one S3 endpoint.
 
-    Args:
-        region: region of the endpoint.
-        keys: key pairs that may sign requests.
-        buckets: buckets to create.
-        clock: returns the current time in POSIX seconds.
-
     Attributes:
         buckets: buckets by name.
         keys: key pairs by access key; may be changed at any time.

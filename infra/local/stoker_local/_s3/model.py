@@ -44,10 +44,7 @@ class ObjectCreated:
     """An object that a request has created or replaced.
 
     Attributes:
-        bucket: name of the bucket.
-        key: key of the object.
         event: name of the event, such as ``ObjectCreated:Put``.
-        stored: the object.
     """
 
     bucket: str
@@ -82,8 +79,7 @@ class ListingPage:
     """One page of a listing.
 
     Attributes:
-        keys: keys in ascending order.
-        prefixes: common prefixes in ascending order.
+        keys: keys in ascending order, as are the common ``prefixes``.
         next_start: name at which the next page starts, inclusive; None if this is the last page.
     """
 
@@ -168,7 +164,6 @@ class S3Error(Exception):
 
     Attributes:
         code: S3's error code, such as ``NoSuchKey``.
-        message: S3's error message.
         elements: further XML elements, such as ``Region``.
         headers: further response headers.
     """
@@ -227,15 +222,7 @@ class BucketSpec:
 
 @dataclass(slots=True, kw_only=True)
 class MultipartUpload:
-    """A multipart upload in progress.
-
-    Attributes:
-        key: key of the object.
-        initiated_at: start of the upload, in POSIX seconds.
-        headers: response headers of the object.
-        tags: tags of the object.
-        parts: part number → part, with its bytes, quoted MD5 and time.
-    """
+    """A multipart upload in progress; ``parts`` maps part numbers to parts with their bytes, quoted MD5 and time."""
 
     key: str
     initiated_at: float
@@ -249,7 +236,6 @@ class UploadCompletion:
     """A completed multipart upload, kept because S3 answers a repeated completion with the same success.
 
     Attributes:
-        key: key of the object.
         parts: number and unquoted ETag of each part, in the order of the request.
         tag: ETag of the completed object.
     """
@@ -261,17 +247,7 @@ class UploadCompletion:
 
 @dataclass(slots=True, kw_only=True)
 class BucketState:
-    """A bucket's contents.
-
-    Attributes:
-        spec: configuration of the bucket.
-        region: region of the bucket.
-        created_at: time of creation, in POSIX seconds.
-        objects: objects by key.
-        uploads: multipart uploads in progress, by upload id.
-        completions: completed multipart uploads, by upload id.
-        next_upload_number: number of the next multipart upload.
-    """
+    """A bucket's contents: objects by key, and multipart uploads in progress and completed by upload id."""
 
     spec: BucketSpec
     region: str
@@ -301,7 +277,6 @@ class S3Call:
         operation: name of the operation, such as ``GetObject``.
         bucket: name of the bucket; empty for ``ListBuckets``.
         key: key of the object; empty for operations on buckets.
-        request: HTTP request.
         body: request body as received; aws-chunked encoding is not yet decoded.
     """
 

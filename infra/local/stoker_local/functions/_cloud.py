@@ -52,8 +52,7 @@ class FunctionCloud:
         function_urls: function name → function URL, for Lambda functions with ``url_auth``.
         google_urls: function name → URL, for Google functions.
         google_url: URL under which every Google function is available at ``/NAME``; empty if there are none.
-        tmp: ``tmpfs`` if each instance has its own ``/tmp`` of limited size, ``folder`` if it uses a folder in
-            ``TMPDIR``.
+        tmp: ``tmpfs`` if each instance has its own limited ``/tmp``, ``folder`` if it uses a folder in ``TMPDIR``.
 
     Example:
         >>> async with function_cloud(config, bucket=bucket) as cloud:

@@ -126,13 +126,7 @@ def _client_context(header: str) -> str:
 
 
 class RequestAuthenticator:
-    """Authenticates signed Lambda requests of one region.
-
-    Args:
-        keys: key pairs that may sign requests.
-        region: region that signatures must name.
-        clock: returns the current time in POSIX seconds.
-    """
+    """Authenticates Lambda requests that are signed with one of its keys, for one region."""
 
     def __init__(self, keys: Iterable[KeyPair], *, region: str, clock: Callable[[], float]) -> None:
         self._keys = {key.access_key: key for key in keys}

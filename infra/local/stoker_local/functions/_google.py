@@ -134,8 +134,7 @@ def reserve_port(host: str) -> int:
     """Return a free port that the system assigns to no other socket for a minute, unless one binds it by number.
 
     The Functions Framework takes a port, but no open socket. After a connection that this side has closed first, the
-    system does not choose the port for a socket that binds port 0 (TIME_WAIT; Stevens, "TCP/IP Illustrated", section
-    13.5).
+    system does not assign the port by itself (TIME_WAIT; Stevens, "TCP/IP Illustrated", section 13.5).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:

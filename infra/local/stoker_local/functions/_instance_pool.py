@@ -33,11 +33,7 @@ _DELAYED_FAULTS = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
 
 
 class PooledInstance(Protocol):
-    """The interface of instances in a pool.
-
-    Attributes:
-        name: name of the instance.
-    """
+    """The interface of instances in a pool."""
 
     name: str
 
@@ -53,7 +49,6 @@ class InstancePool(Generic[T]):
 
     Attributes:
         recorder: statistics and events of the function.
-        tasks: starts the tasks that run the instances.
         slots: semaphore for the concurrency limit; :meth:`acquire_slot` or :meth:`deliver_duplicate` acquires one slot
             per invocation.
         instances: instance → task, without instances that are about to end.
@@ -160,7 +155,6 @@ class LambdaService(InstancePool[Sandbox]):
     The most recently used instance is used next, so that the others can be reclaimed.
 
     Attributes:
-        spec: configuration of the function.
         arn: Amazon resource name of the function.
     """
 

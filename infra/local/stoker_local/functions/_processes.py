@@ -210,11 +210,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 class OutputPipe:
     """A pipe that collects the output of a process on the event loop.
 
-    Output that a process writes before its response is in the pipe when the response arrives, so :meth:`take` returns
-    it.
-
-    Attributes:
-        writer: file descriptor of the writing end; -1 once it is closed.
+    Output that a process writes before its response is in the pipe when the response arrives: :meth:`take` returns it.
     """
 
     def __init__(self) -> None:
@@ -277,13 +273,9 @@ class InstanceConfig(Generic[AnySpec]):
     """Configuration and services that all instances of a function share.
 
     Attributes:
-        spec: configuration of the function.
-        cloud: configuration of the cloud.
         environment: environment variables from the platform; the function's own variables override them.
-        supervisor: runs the processes.
         recorder: statistics and events of the function.
         faults: draws the faults of invocations.
-        tasks: starts the tasks that run the instances.
     """
 
     spec: AnySpec

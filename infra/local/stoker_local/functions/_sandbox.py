@@ -178,10 +178,6 @@ _TRANSITIONS: Mapping[tuple[InstanceState, str], InstanceState] = {
 class RuntimeApi:
     """The Runtime API endpoint of one instance.
 
-    Args:
-        arn: Amazon resource name of the function.
-        on_poll: is called when the instance begins to wait for work.
-
     Attributes:
         state: state of the instance.
         result_future: future of the result of the start or current invocation; a start has a result only if it fails.

@@ -287,7 +287,6 @@ class ServiceError(Exception):
 
     Attributes:
         code: Lambda's error code, such as ``TooManyRequestsException``.
-        message: error message.
         reason: reason of a throttle; empty for other errors.
     """
 
