@@ -186,7 +186,7 @@ class FunctionCloud:
     def _instance_config(
         self, spec: AnySpec, environment: Mapping[str, str], platform: str, *, vcpus: float = 0.0
     ) -> InstanceConfig[AnySpec]:
-        """Return the configuration that all instances of a function share; add its account to the ledger."""
+        """Return the configuration that all instances of a function share, after adding its statistics."""
         return InstanceConfig(
             spec=spec,
             cloud=self.config,

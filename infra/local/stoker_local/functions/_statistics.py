@@ -93,7 +93,7 @@ class FunctionRecorder:
     logs: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LOGS))
 
     def record_event(self, what: str, *, instance: str = "", detail: str = "") -> None:
-        """Add an event of this function to the ledger."""
+        """Add an event of this function."""
         self._cloud_recorder.record_event(self.function, what, instance=instance, detail=detail)
 
     def record_start(self, *, instances: int) -> None:
@@ -131,7 +131,7 @@ class CloudRecorder:
     """Collects the statistics of all functions and the newest 10,000 events.
 
     Attributes:
-        recorders: function name → account.
+        recorders: function name → statistics, events and logs.
         echo: is called with the output of every invocation.
     """
 
@@ -145,7 +145,7 @@ class CloudRecorder:
         self._numbers = count()
 
     def add_function(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> FunctionRecorder:
-        """Create the account of a function, with the prices of ``platform`` (``lambda`` or ``cloud-run``)."""
+        """Start to collect a function's statistics, at the prices of ``platform`` (``lambda`` or ``cloud-run``)."""
         account = FunctionRecorder(function, self, self._prices[platform], memory_bytes, vcpus)
         self.recorders[function] = account
         return account
