@@ -70,6 +70,7 @@ PROFILES = {
     "cloud": _CLOUD,
     "cloud-tail": replace(_CLOUD, tail_fraction=0.05, tail_seconds=2.0),
 }
+"""Profile name (``none``, ``cloud``, ``cloud-tail``) → network shape."""
 
 
 class Pacer:
