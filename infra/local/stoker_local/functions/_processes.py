@@ -63,7 +63,7 @@ class ProcessPlan:
 
 
 class ProcessSupervisor:
-    """Runs processes and ensures that they end with this one; :func:`warden` creates it.
+    """Runs processes and ensures that they end with this one; :func:`process_supervisor` creates it.
 
     Attributes:
         tmp: kind of the processes' ``/tmp``.
