@@ -1,16 +1,16 @@
-"""Authentication of a node and its proxy, and dialling a proxy.
+"""Mutual authentication of a node and its proxy, and connecting to a proxy.
 
 The handshake is a mutual challenge and response over a secret that is never sent. It does no I/O:
 
-``proxy: CHALLENGE {nonce} · node: PROOF {node, nonce, mac, and what else it says of itself} · proxy: WELCOME {mac}``
+``proxy: CHALLENGE {nonce} · node: PROOF {node, nonce, mac, and the fields of its greeting} · proxy: WELCOME {mac}``
 
-Each mac is HMAC-SHA256 over a label of its own and everything that was said: the protocol's version, the proxy's nonce,
-the proof but for its mac, and the fingerprint of the TLS certificate, which the proxy knows of itself and the node saw.
-So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
-certificate is wrong. TLS protects what follows; without it a proxy is dialled over loopback only.
+Each mac is HMAC-SHA256 over a label of its own and the transcript: the protocol's version, the proxy's nonce, the proof
+without its mac, and the fingerprint of the TLS certificate, which the proxy has configured and the node has received.
+Therefore a proof is valid for one connection only, it cannot be reflected, and it is wrong if it is relayed through
+another certificate. TLS protects the frames that follow; without TLS, nodes connect over loopback only.
 
-The proxy's certificate may be self-signed: a node is told its SHA-256 by a channel that is trusted already, its
-invocation, takes no other, and binds it into the handshake.
+The proxy's certificate may be self-signed: a node receives its SHA-256 through a trusted channel, its invocation,
+accepts no other certificate, and includes the fingerprint in the handshake.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SECRET_REMEDY = "check that STOKER_WARM_SECRET is the same for the proxy and it
 
 
 class WarmSecret(_shared.EnvironmentSecret):
-    """The secret that the proxy and the nodes of one deployment share."""
+    """Secret that the proxy and the nodes of one deployment share."""
 
     __slots__ = ()
     variable = "STOKER_WARM_SECRET"
     owner = "the warm tier"
-    remedy = "`stoker warm secret` makes one; give it to proxy and nodes as STOKER_WARM_SECRET"
+    remedy = "`stoker warm secret` creates one; set it as STOKER_WARM_SECRET for the proxy and its nodes"
 
     def mac(self, *said: str | int | Head) -> str:
-        """Return the HMAC-SHA256 of what was said, in hexadecimal digits."""
+        """Return the HMAC-SHA256 of some values, in hexadecimal digits."""
         text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
 
@@ -62,15 +62,15 @@ def _create_nonce() -> bytes:
 
 
 class ProxyHandshake:
-    """The side that listens, for one connection: returns what to send, and in the end knows the node.
+    """The proxy's side of the handshake on one connection; returns the messages to send, and authenticates the node.
 
     Args:
-        secret: of the deployment.
-        fingerprint: SHA-256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
-        create_nonce: returns 32 random bytes.
+        secret: Secret of the deployment.
+        fingerprint: SHA-256 of this side's TLS certificate in hexadecimal digits; empty without TLS.
+        create_nonce: Function that returns 32 random bytes.
 
     Attributes:
-        peer: what the node has said of itself, once that is proven: its name as ``node``, and its greeting; else None.
+        peer: Name of the node (key ``node``) and the fields of its greeting; None until the node is authenticated.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class ProxyHandshake:
         self.peer: Head | None = None
 
     def begin(self, fingerprint: str = "") -> Message:
-        """Return the challenge; which certificate the node shows, if any, does not matter."""
+        """Return the challenge. The node's certificate, if it has one, is ignored."""
         return Kind.CHALLENGE, {"nonce": self._nonce}
 
     def receive(self, kind: Kind, head: Head) -> Message:
-        """Return the welcome, if a frame proves that the node knows the secret.
+        """Verify the node's proof, and return the welcome.
 
         Raises:
-            WireError: the frame is no proof, or not the first one.
-            CredentialsError: the node does not know the secret.
+            WireError: The frame is not a PROOF, or it is a second one.
+            CredentialsError: The node does not know the secret, or has received another certificate.
         """
         _check_kind(Kind.PROOF, kind, self.peer is None)
         proof = dict(head)
@@ -98,7 +98,7 @@ class ProxyHandshake:
         said = (PROTOCOL_VERSION, self._fingerprint, self._nonce, proof)
         if not hmac.compare_digest(mac, self._secret.mac(_PROOF_LABEL, *said)):
             raise CredentialsError(
-                f"somebody who calls itself {node} does not know the warm tier's secret, or saw another certificate; "
+                f"a peer named {node} does not know the warm tier's secret, or has received another certificate; "
                 f"{_SECRET_REMEDY}"
             )
         self.peer = {name: value for name, value in proof.items() if name != "nonce"}
@@ -106,17 +106,17 @@ class ProxyHandshake:
 
 
 class NodeHandshake:
-    """The side that dials out, for one connection: returns what to send, and in the end knows the proxy.
+    """The node's side of the handshake on one connection; returns the messages to send, and authenticates the proxy.
 
     Args:
-        secret: of the deployment.
-        node: its name, up to 64 letters, digits, dots, underscores and hyphens.
-        greeting: what else it says of itself; not ``node``, ``create_nonce`` or ``mac``.
-        fingerprint: of the certificate that the proxy must show, empty without TLS.
-        create_nonce: returns 32 random bytes.
+        secret: Secret of the deployment.
+        node: Name of the node: up to 64 letters, digits, dots, underscores and hyphens.
+        greeting: Further fields to send, other than ``node``, ``create_nonce`` and ``mac``.
+        fingerprint: Expected SHA-256 of the proxy's certificate in hexadecimal digits; empty without TLS.
+        create_nonce: Function that returns 32 random bytes.
 
     Attributes:
-        peer: an empty head, once the proxy has proven that it knows the secret; else None.
+        peer: An empty head once the proxy is authenticated; None before.
     """
 
     def __init__(
@@ -134,28 +134,26 @@ class NodeHandshake:
         self.peer: Head | None = None
 
     def begin(self, fingerprint: str = "") -> None:
-        """Compare the certificate that the proxy showed, if any, with the expected one; send nothing.
+        """Compare the proxy's certificate, if it has one, with the expected one; there is nothing to send.
 
         Raises:
-            CredentialsError: it is another one.
+            CredentialsError: The certificate is not the expected one.
         """
         if not hmac.compare_digest(fingerprint, self._fingerprint):
             raise CredentialsError(
-                f"the proxy showed the TLS certificate {fingerprint[:16] or 'none'}…, expected was "
-                f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
+                f"the proxy's TLS certificate is {fingerprint[:16] or 'none'}…, expected was "
+                f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint in the event"
             )
 
     def receive(self, kind: Kind, head: Head) -> Message | None:
-        """Return the proof for a challenge, and None for a welcome.
+        """Return the proof after a challenge, and None after a valid welcome.
 
         Raises:
-            WireError: the frame is not the next one of a handshake.
-            CredentialsError: one of both does not know the secret.
+            WireError: The frame is not the next one of the handshake.
+            CredentialsError: The proxy or this node does not know the secret.
         """
         if kind is Kind.FAILED:
-            raise CredentialsError(
-                f"the proxy did not take the proof that this side knows its secret; {_SECRET_REMEDY}"
-            )
+            raise CredentialsError(f"the proxy rejected this node's proof that it knows the secret; {_SECRET_REMEDY}")
         if not self._transcript:
             _check_kind(Kind.CHALLENGE, kind, True)
             self._transcript = (PROTOCOL_VERSION, self._fingerprint, _parse_field(head, "nonce", _HEX), self._proof)
@@ -164,7 +162,7 @@ class NodeHandshake:
         if not hmac.compare_digest(
             _parse_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, *self._transcript)
         ):
-            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_SECRET_REMEDY}")
+            raise CredentialsError(f"the proxy does not know the warm tier's secret; {_SECRET_REMEDY}")
         self.peer = {}
         return None
 
@@ -174,34 +172,34 @@ Handshake = ProxyHandshake | NodeHandshake
 
 def _check_kind(expected: Kind, kind: Kind, is_due: bool) -> None:
     if kind is not expected or not is_due:
-        raise WireError(f"a {kind.name} frame came in a handshake where {expected.name if is_due else 'none'} was due")
+        raise WireError(f"a {kind.name} frame arrived in a handshake instead of {expected.name if is_due else 'none'}")
 
 
 def _parse_field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
     value = head.get(name)
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise WireError(f"the field {name!r} of a handshake is no text like {pattern.pattern}")
+        raise WireError(f"the field {name!r} of a handshake is not a string that matches {pattern.pattern}")
     return value
 
 
 async def connect_to_proxy(address: Address, fingerprint: str, create_protocol: Callable[[], P]) -> P:
-    """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
+    """Connect to a proxy. The handshake compares the proxy's certificate, so it needs the fingerprint as well.
 
     Args:
-        address: of the proxy.
-        fingerprint: of its certificate; empty for no TLS.
-        create_protocol: makes what speaks.
+        address: Address of the proxy.
+        fingerprint: SHA-256 of the proxy's certificate in hexadecimal digits; empty for no TLS.
+        create_protocol: Function that creates the protocol of the connection.
 
     Raises:
-        ConfigError: the proxy is not on this machine and there is no fingerprint, or it is none.
-        ConnectionLostError: the proxy cannot be reached.
-        DeadlineError: it does not answer in time.
+        ConfigError: There is no fingerprint and the proxy is not on loopback, or the fingerprint is malformed.
+        ConnectionLostError: The proxy cannot be reached.
+        DeadlineError: The proxy does not answer within 5 s.
     """
     if fingerprint and not _HEX.fullmatch(fingerprint):
-        raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
+        raise ConfigError("the fingerprint of a certificate must be its SHA-256 in 64 hexadecimal digits")
     if not fingerprint and not address.is_local:
         raise ConfigError(
-            f"the warm tier's proxy at {address} is dialled without TLS, which is for loopback only: pass on the "
+            f"the warm tier's proxy at {address} cannot be used without TLS, which is for loopback only; pass the "
             "fingerprint of its certificate"
         )
     loop = asyncio.get_running_loop()

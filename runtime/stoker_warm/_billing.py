@@ -1,10 +1,10 @@
-"""What a proxy has done so far, what it costs, and what the same reads would have cost as GETs.
+"""Counters and costs of a proxy, and the cost of the same reads as GET requests to the bucket.
 
-With today's prices a tier that keeps data in functions beside a bucket of the same region never pays in money, however
-much it is read: handing out 8 MiB from functions of 1.5 GB at 75 MB/s costs 8 times a GET, and requests and keeping
-warm come on top. It buys latency. :meth:`Bill.break_even_reads_per_hour` computes that from what was measured, and says
-None then. Where the bucket is in another region than the reader, and the nodes are not, there is a rate from which it
-pays.
+At the bundled prices, a tier in functions beside a bucket of the same region never saves money, at any read rate:
+sending 8 MiB from functions of 1.5 GB at 75 MB/s costs 8 times a GET, and requests and keeping the functions warm cost
+extra. The tier saves latency. :meth:`Bill.break_even_reads_per_hour` computes the break-even rate from the measured
+usage, and returns None in this case. If the nodes are in the reader's region and the bucket is in another one, there is
+a read rate from which the tier costs less.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from stoker_warm._events import NodeTask
 
 @dataclass(slots=True, kw_only=True)
 class ProxyCounters:
-    """What a proxy counts.
+    """Counters of a proxy.
 
     Attributes:
-        hits: objects that were read.
-        misses: objects that are not here.
-        losses: objects that were here, and of which too many shards are lost.
-        restored: hits for which lost or late data shards were computed from parity.
-        late: shards that were not waited for, since others were first.
-        corrupt: shards that arrived and are not what they should be.
-        rebuilt: lost shards that were written again by a read of their object.
-        stored: objects that were put away.
-        declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
-        evicted: objects that went for others.
-        pending_bytes: copies that wait to be written, those that are announced among them.
+        hits: Number of reads that returned the object.
+        misses: Number of reads of objects that the tier does not hold.
+        losses: Number of reads of objects with too few shards left, or too few that arrived in time.
+        restored: Number of hits that computed lost or late data shards from parity.
+        late: Number of shards that a read did not wait for, because enough others had arrived.
+        corrupt: Number of shards that arrived with wrong bytes.
+        rebuilt: Number of lost shards that a read of their object has written again.
+        stored: Number of objects that were written.
+        declined: Number of offers that were not written: too many were pending, there was no room, or nodes failed.
+        evicted: Number of objects evicted in favour of others.
+        pending_bytes: Bytes of copies that wait to be written, including reserved ones.
     """
 
     hits: int = 0
@@ -54,13 +54,13 @@ class ProxyCounters:
 
 @dataclass(slots=True, kw_only=True)
 class ProxyStatistics(ProxyCounters):
-    """A snapshot of a proxy: a copy of what it has counted, and what there is.
+    """Snapshot of a proxy: its counters and its contents.
 
     Attributes:
-        objects: that are known.
-        held_bytes: that nodes are believed to hold, or are being sent.
-        limit_bytes: that those nodes can hold that have said so.
-        nodes: how many are in which state.
+        objects: Number of objects in the directory.
+        held_bytes: Bytes that nodes are believed to hold, or that are being written to them.
+        limit_bytes: Sum of the limits that nodes have reported, in bytes.
+        nodes: State → number of nodes in it.
     """
 
     objects: int
@@ -71,14 +71,14 @@ class ProxyStatistics(ProxyCounters):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskUsage:
-    """What calls for one task used.
+    """Billed usage of all calls for one task.
 
     Attributes:
-        calls: that were answered.
-        cold_starts: of them, those that started an instance, as far as the platform tells; their INIT is billed.
-        billed_seconds: of all, INIT included.
-        gb_seconds: of configured memory.
-        vcpu_seconds: of configured processors, where they are billed apart.
+        calls: Number of calls that returned.
+        cold_starts: Number of those calls that started an instance, if the platform reports it; INIT time is billed.
+        billed_seconds: Billed duration of all calls, including INIT, in seconds.
+        gb_seconds: Configured memory times billed duration, in GB-seconds.
+        vcpu_seconds: Configured vCPUs times billed duration, on platforms that bill vCPUs separately.
     """
 
     calls: int = 0
@@ -88,20 +88,20 @@ class TaskUsage:
     vcpu_seconds: float = 0.0
 
     def cost_dollars(self, prices: FunctionPrices) -> float:
-        """Return what requests and running cost."""
+        """Return the cost of requests and duration, in dollars."""
         running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
         return self.calls * prices.dollars_per_request + running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmPrices:
-    """The prices of a bill.
+    """Prices for a bill.
 
     Attributes:
-        functions: of the nodes; None where they cost nothing.
-        store: of the bucket behind the tier.
-        egress: where its readers are, seen from the bucket. The nodes are taken to be beside them: bytes between them
-            are counted as free.
+        functions: Prices of the nodes' functions; None if they are free.
+        store: Prices of the bucket behind the tier.
+        egress: Location of the readers, relative to the bucket. The nodes are assumed to be in the readers' zone, so
+            transfers between nodes and readers are counted as free.
     """
 
     functions: FunctionPrices | None = None
@@ -111,14 +111,14 @@ class WarmPrices:
 
 @dataclass(slots=True, kw_only=True)
 class WarmBill:
-    """What a tier has cost so far, beside what a bucket would have. Not thread-safe.
+    """Cost of a tier so far, and of the same reads from the bucket. Not thread-safe.
 
     Attributes:
-        prices: the prices.
-        usage: by task, what calls used.
-        unanswered_calls: calls that may have run, and of which no bill came.
-        reads: objects that the tier delivered.
-        read_bytes: of these.
+        prices: Prices to apply.
+        usage: Task → usage of its calls.
+        unanswered_calls: Number of calls that may have run, but returned no usage.
+        reads: Number of objects that the tier delivered.
+        read_bytes: Bytes of these objects.
     """
 
     prices: WarmPrices
@@ -128,17 +128,17 @@ class WarmBill:
     read_bytes: int = 0
 
     def count_call(self, task: NodeTask, answer: Answer | None) -> None:
-        """Count a call that was answered, or that may have run and has no answer: how long is not known then.
+        """Count a call that returned, or, with ``answer`` None, one that may have run for an unknown time.
 
         Raises:
-            ConfigError: a figure is not a number from 0: what a platform tells is not taken unseen.
+            ConfigError: A figure that the platform reported is negative or not finite.
         """
         if answer is None:
             self.unanswered_calls += 1
             return
         for name in ("billed_seconds", "memory_bytes", "vcpus"):
             if not 0 <= getattr(answer, name) < math.inf:
-                raise ConfigError(f"{name} of a call is a number from 0, not {getattr(answer, name)!r}")
+                raise ConfigError(f"{name} of a call must be finite and at least 0, not {getattr(answer, name)!r}")
         before = self.usage[task]
         self.usage[task] = TaskUsage(
             calls=before.calls + 1,
@@ -154,21 +154,21 @@ class WarmBill:
         self.read_bytes += size_bytes
 
     def dollars(self, *tasks: NodeTask) -> float:
-        """Return what calls for some tasks cost, for all by default."""
+        """Return the cost of the calls for some tasks, by default for all, in dollars."""
         prices = self.prices.functions
         return 0.0 if prices is None else math.fsum(self.usage[task].cost_dollars(prices) for task in tasks or NodeTask)
 
     @property
     def bucket_dollars(self) -> float:
-        """For reading the same objects from the bucket, one GET each."""
+        """Cost of reading the same objects from the bucket, with one GET each, in dollars."""
         store = self.prices.store
         moved = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=self.prices.egress)
         return self.reads * store.request_dollars(Operation.GET) + moved
 
     def break_even_reads_per_hour(self, elapsed_seconds: float) -> float | None:
-        """Return from how many reads an hour on, of objects like these, the tier costs less than GETs.
+        """Return the number of reads per hour, of objects of the mean size, above which the tier costs less than GETs.
 
-        None: never, since a read from the tier costs no less than a GET; or nothing was read in these
+        None if a read from the tier costs at least as much as a GET, or if nothing was read in these
             ``elapsed_seconds``.
         """
         if not self.reads or not elapsed_seconds:
@@ -178,13 +178,13 @@ class WarmBill:
         return warm_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
 
     def to_json(self, elapsed_seconds: float) -> dict[str, Any]:
-        """Return it as JSON values, ``elapsed_seconds`` after it was begun.
+        """Return the bill of the last ``elapsed_seconds``, since it was begun, as JSON values.
 
         Raises:
-            ConfigError: that is no duration.
+            ConfigError: ``seconds`` is negative or not finite.
         """
         if not 0 <= elapsed_seconds < math.inf:
-            raise ConfigError(f"seconds must be a duration from 0, not {elapsed_seconds}")
+            raise ConfigError(f"seconds must be a finite duration of at least 0, not {elapsed_seconds}")
         used = self.usage.values()
         return {
             "seconds": elapsed_seconds,

@@ -1,7 +1,7 @@
-"""Configuration of a warm tier, and the URLs that settings and commands write it in.
+"""Configuration of a warm tier, and the URLs that express it in settings and on the command line.
 
-``warm+lambda://PREFIX?listen=10.0.0.9:7411`` and ``warm+gcf://…`` are a proxy in this process, whose nodes are the
-functions ``PREFIX-warm-0`` and so on. Secrets are never part of it.
+``warm+lambda://PREFIX?listen=10.0.0.9:7411`` and ``warm+gcf://…`` stand for a proxy in this process, whose nodes are
+the functions ``PREFIX-warm-0``, ``PREFIX-warm-1`` and so on. A URL never contains a secret.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from stoker_warm._events import MAX_LINGER_SECONDS
 from stoker_warm._frames import MAX_SHARD_BYTES
 
 _MIN_LINGER_SECONDS = 0.01
-"""A node stays until the first request has come to it."""
+"""Long enough for the first request to reach a node."""
 _Duration = Annotated[float, NumberBound(">", 0), NumberBound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmConfig(BoundedConfig):
-    """The proxy's settings.
+    """Settings of a proxy.
 
     Attributes:
-        nodes: functions, called ``warm-0`` to ``warm-{nodes - 1}`` behind the deployment's prefix.
-        code: how objects are cut; each shard is on a node of its own.
-        linger_seconds: how long a node stays after the last request, and is billed.
-        keep_warm_seconds: from the last contact with a node to a call that has the platform keep it.
-        ping_seconds: for a node that may be awake to answer, before it is called again.
-        wake_seconds: for a node that is called to connect, a cold start included.
-        fresh_seconds: after an answer, in which a node is believed to be awake.
-        read_seconds: for an object, at most; then the bucket is asked.
-        write_seconds: for a shard that is put away, its node's wake included.
-        pending_bytes: copies of objects that wait to be written; more are not kept at all.
-        writes: objects that are written at once.
-        max_objects: that are known of; bounds the memory for it, about 100 bytes each.
+        nodes: Number of functions; they are named ``warm-0`` to ``warm-{nodes - 1}`` behind the deployment's prefix.
+        code: Erasure code of objects; the shards of one object are on distinct nodes.
+        linger_seconds: Time that a node waits, and is billed, after its last request.
+        keep_warm_seconds: Time since the last contact with a node after which it is called, so that the platform keeps
+            its instance.
+        ping_seconds: Timeout for the answer of a node that may be awake; after it, the node is called again.
+        wake_seconds: Timeout for a called node to connect, including a cold start.
+        fresh_seconds: Time after an answer in which a node is assumed to be awake.
+        read_seconds: Timeout of reading an object; after it, the object is read from the bucket.
+        write_seconds: Timeout of writing a shard, including waking its node.
+        pending_bytes: Maximum bytes of object copies that wait to be written; further offers are declined.
+        writes: Maximum number of objects written concurrently.
+        max_objects: Maximum number of objects in the directory, which takes about 100 bytes for each.
 
     Raises:
-        ConfigError: a figure is out of bounds, or there are fewer nodes than an object has shards.
+        ConfigError: A value is out of bounds, or there are fewer nodes than shards of an object.
     """
 
     nodes: int = 12
@@ -72,23 +73,23 @@ class WarmConfig(BoundedConfig):
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.code.shards <= self.nodes <= MAX_NODES:
             raise ConfigError(
-                f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}: "
-                "deploy more, or take a smaller code"
+                f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}; "
+                "deploy more nodes, or use a smaller code"
             )
 
     @property
     def max_object_bytes(self) -> int:
-        """Size of the largest object whose shards can be sent."""
+        """Size of the largest object that can be stored, in bytes; a shard must fit in one frame."""
         return self.code.data * MAX_SHARD_BYTES
 
     def node_name(self, node: int) -> str:
-        """Return what a node is called."""
+        """Return the name of a node, from its number."""
         return f"warm-{node}"
 
 
 _EXAMPLE = "write for example warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
 _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
-"""Scheme → executor, and the scheme of the buckets beside it."""
+"""URL scheme → executor, and store of the same platform, for prices."""
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
@@ -97,17 +98,18 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmDeployment(BoundedConfig):
-    """Nodes, and the proxy in this process that they dial.
+    """Deployed nodes, and the proxy in this process that they connect to.
 
     Attributes:
-        executor: what calls them.
-        options: of the executor.
-        config: of the proxy.
-        listen: where it listens.
-        advertised: address that nodes dial, if it is another.
-        certificate: PEM files of what it shows and of its key; None off loopback is one that is made for this process.
+        executor: Name of the executor that calls the nodes.
+        options: Options of the executor.
+        config: Settings of the proxy.
+        listen: Address that the proxy listens on.
+        advertised: Address that nodes connect to, if it differs from ``listen``.
+        certificate: PEM files of the proxy's certificate and of its key. None selects no TLS on loopback, and an
+            ephemeral certificate elsewhere.
         bucket: URL or scheme of the store behind the tier, for comparing prices.
-        egress: where this process is, seen from the bucket.
+        egress: Location of this process, relative to the bucket.
     """
 
     executor: str
@@ -121,30 +123,30 @@ class WarmDeployment(BoundedConfig):
 
     @classmethod
     def parse(cls, url: str) -> WarmDeployment:
-        """Return what a URL says.
+        """Parse a URL.
 
         Raises:
-            ConfigError: it is not one, a setting is unknown, twice there or wrong; names it.
+            ConfigError: The URL is malformed, or a setting is unknown, repeated or invalid; the message names it.
         """
         if not isinstance(url, str):
-            raise ConfigError(f"a warm tier is told by a URL, not by {url!r:.60}; {_EXAMPLE}")
+            raise ConfigError(f"a warm tier is given as a URL, not as {url!r:.60}; {_EXAMPLE}")
         scheme, _, rest = url.partition("://")
         place, _, query = rest.partition("?")
         if "@" in rest:
-            # What stands before the @ may be a secret, so the URL is not repeated.
-            raise ConfigError("a warm tier's URL holds a user or password; its secret is in STOKER_WARM_SECRET")
+            # The text before the @ may be a secret, so the message does not repeat the URL.
+            raise ConfigError("a warm tier's URL contains a user or password; set the secret as STOKER_WARM_SECRET")
         if scheme not in _EXECUTORS:
-            raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is no kind of warm tier; {_EXAMPLE}")
+            raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is not a kind of warm tier; {_EXAMPLE}")
         return _create_deployment(scheme, place.removesuffix("/"), _parse_query(query))
 
 
 def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) -> WarmDeployment:
     if not _PREFIX.fullmatch(prefix):
-        raise ConfigError(f"the prefix of a warm tier's functions is {prefix!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
+        raise ConfigError(f"{prefix!r:.{_SHOWN_CHARACTERS}} cannot be the prefix of functions; {_EXAMPLE}")
     if "listen" not in settings:
-        raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
+        raise ConfigError(f"listen is missing: the address at which nodes connect to this process; {_EXAMPLE}")
     if ("certificate" in settings) != ("key" in settings):
-        raise ConfigError("certificate and key go together: the PEM files of the proxy's certificate and its key")
+        raise ConfigError("give both certificate and key: the PEM files of the proxy's certificate and of its key")
     executor, bucket = _EXECUTORS[scheme]
     fleet = WarmDeployment(
         executor=executor,
@@ -155,17 +157,17 @@ def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) ->
     )
     if fleet.listen.is_everywhere and fleet.advertised is None:
         raise ConfigError(
-            f"advertise is missing: nodes cannot dial {fleet.listen.host}, so say at which address they can"
+            f"advertise is missing: nodes cannot connect to {fleet.listen.host}; give an address at which they can"
         )
     if fleet.advertised is not None and not fleet.advertised.port:
         raise ConfigError(
-            f"advertise of a warm tier: {fleet.advertised} has the port 0, at which nobody can be dialled"
+            f"advertise of a warm tier: nodes cannot connect to {fleet.advertised}; give a port other than 0"
         )
     return fleet
 
 
 def _parse_query(query: str) -> dict[str, str]:
-    """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
+    """Parse a query string. A plus is not decoded, as in ``code=10+2``; errors do not repeat values."""
     known, given = (
         {*_CONFIG_SETTINGS, *EXECUTOR_SETTINGS, "certificate", "key", *_DEPLOYMENT_SETTINGS},
         dict[str, str](),
@@ -174,13 +176,13 @@ def _parse_query(query: str) -> dict[str, str]:
         name, _, value = each.partition("=")
         if name not in known and name not in _REMOVED_SETTINGS:
             raise ConfigError(
-                f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
+                f"{name[:_SHOWN_CHARACTERS]!r} is not a setting of this tier; there are {', '.join(sorted(known))}"
             )
         if name in given:
-            raise ConfigError(f"{name} is given twice in the URL of a warm tier")
+            raise ConfigError(f"{name} is given twice in the URL of a warm tier; remove one")
         given[name] = unquote(value, errors="strict") if value.isascii() else ""
         if not given[name] or not given[name].isprintable():
-            raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
+            raise ConfigError(f"{name} has no value, or an unprintable one, in the URL of a warm tier")
         if name in _REMOVED_SETTINGS:
             text = f"{name}= of a warm tier has no effect: {_REMOVED_SETTINGS[name]}; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=caller_stacklevel())
@@ -188,11 +190,11 @@ def _parse_query(query: str) -> dict[str, str]:
 
 
 _Parsers = Mapping[str, tuple[str, Callable[[str], Any]]]
-"""Setting → the field that takes it, and what reads its text."""
+"""Setting → name of the field, and parser of the setting's text."""
 
 
 def _parse_settings(parsers: _Parsers, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return field → value, of the settings that are given."""
+    """Return field → value for the given settings."""
     values = dict[str, Any]()
     for name, (field_name, read) in parsers.items():
         try:
@@ -205,14 +207,14 @@ def _parse_settings(parsers: _Parsers, settings: Mapping[str, str]) -> dict[str,
 
 def _parse_count(text: str) -> int:
     if not _COUNT.fullmatch(text):
-        raise ConfigError(f"it is a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
+        raise ConfigError(f"expected a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
     return int(text)
 
 
 def _parse_seconds(text: str) -> float:
     match = _SECONDS.fullmatch(text)
     if match is None:
-        raise ConfigError(f"it is a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}")
+        raise ConfigError(f"expected a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}")
     return float(match[1])
 
 
@@ -237,9 +239,9 @@ EXECUTOR_SETTINGS: _Parsers = {
     "memory": ("memory_bytes", parse_bytes),
     "vcpus": ("vcpus", _parse_count),
 }
-"""Of the executor."""
+"""Settings of the executor."""
 BILLING_OPTIONS = ("memory_bytes", "vcpus")
-"""Of those, what only the bill depends on."""
+"""Fields of the executor's options that affect only the bill."""
 _DEPLOYMENT_SETTINGS: _Parsers = {
     "listen": ("listen", Address.parse),
     "advertise": ("advertised", Address.parse),
@@ -247,7 +249,7 @@ _DEPLOYMENT_SETTINGS: _Parsers = {
     "egress": ("egress", str),
 }
 _REMOVED_SETTINGS = {
-    "backup": "nodes have no second instances, and an object that is lost is read from the bucket and kept again",
+    "backup": "nodes have no second instances, and a lost object is read from the bucket and stored again",
     "put_back": "lost shards are written again by the next read of their object, from the bucket if too many are lost",
 }
-"""Settings of earlier releases → what happens instead. They are accepted with a warning."""
+"""Settings of earlier releases, which are accepted with a warning → explanation for the warning."""

@@ -1,7 +1,7 @@
-"""What both ends of a connection between the proxy and a node share: the handshake, sending, and how it ends.
+"""Base class of both ends of a connection between the proxy and a node: handshake, sending and closing.
 
-Bodies are sent from the memory where they are, in pieces: nothing is joined or buffered here. A peer that does not read
-is sent nothing more, and given up in the end.
+Bodies are sent in pieces from the caller's memory, without joining or buffering them here. If the peer stops reading,
+sending stops, and after a timeout the connection is aborted.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from stoker_warm._frames import MAX_HEAD_BYTES, Frame, FrameReader, Head, Kind, 
 _HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
 
 HANDSHAKE_TIMEOUT_SECONDS = 5.0
-"""Until the peer has proved its identity."""
+"""Timeout of the handshake."""
 CLOSE_TIMEOUT_SECONDS = 1.0
-"""Until the peer has taken what was sent before a ``close``."""
+"""Maximum time that ``close`` waits for the peer to receive the data sent before."""
 STALL_TIMEOUT_SECONDS = 120.0
-"""Without the peer taking anything of what is to be sent, before the connection is given up."""
+"""Time in which the peer must receive some of the queued data; otherwise the connection is aborted."""
 MAX_WRITE_BYTES = 1 << 20
-"""Given to the transport at a time."""
+"""Maximum size of one write to the transport."""
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """One end, for ``loop.create_connection`` or ``create_server``; it can be used once it is ``wait_authenticated``.
+    """One end of a connection, for ``loop.create_connection`` or ``create_server``; usable once authenticated.
 
     Args:
-        handshake: of this end, for this connection only.
+        handshake: This end's side of the handshake, used for this connection only.
 
     Attributes:
-        failure: why the connection has ended or is about to, None while it has not.
-        received_seconds: when anything was last received, in the loop's time.
-        sent_seconds: when anything was last given to the transport, in the loop's time.
+        failure: Reason why the connection has ended or is ending; None while it is open.
+        received_seconds: Loop time at which data was last received.
+        sent_seconds: Loop time at which data was last written to the transport.
     """
 
     def __init__(self, handshake: Handshake) -> None:
@@ -49,52 +49,52 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._reader = FrameReader(self._select_frame_buffer)
         self._outbox = deque[OutgoingFrame]()
         self._is_write_paused = False
-        self._deadline_timer: asyncio.TimerHandle | None = None  # of the handshake, or of the end
-        self._stall_timer: asyncio.TimerHandle | None = None  # of what the peer is to take next
-        self._handshake_over = asyncio.Event()  # the peer is known, or will not be
+        self._deadline_timer: asyncio.TimerHandle | None = None  # of the handshake, or of closing
+        self._stall_timer: asyncio.TimerHandle | None = None  # of sending while the peer does not read
+        self._handshake_over = asyncio.Event()  # the handshake has succeeded or failed
         self._has_ended = asyncio.Event()
         self.failure: StokerError | None = None
         self.received_seconds = self.sent_seconds = self._loop.time()
 
     @property
     def peer(self) -> Head | None:
-        """What the peer has said of itself, once that is proven."""
+        """Fields of the peer's greeting; None until the peer is authenticated."""
         return self._handshake.peer
 
     @property
     def is_open(self) -> bool:
-        """Whether the peer is known, and the connection not lost."""
+        """Whether the peer is authenticated and the connection has not failed."""
         return self.peer is not None and self.failure is None
 
     async def wait_authenticated(self) -> Head:
-        """Return what the peer has said of itself, once that is proven.
+        """Wait until the peer is authenticated, and return the fields of its greeting.
 
         Raises:
-            CredentialsError: one side does not know the secret, or the certificate is another than expected.
-            DeadlineError: the handshake took too long.
-            WireError: the peer speaks another protocol.
-            ConnectionLostError: the connection broke.
+            CredentialsError: One side does not know the secret, or the certificate is not the expected one.
+            DeadlineError: The handshake took longer than ``HANDSHAKE_SECONDS``.
+            WireError: The peer does not follow the protocol.
+            ConnectionLostError: The connection broke.
         """
         await self._handshake_over.wait()
         if self.peer is None or self.failure is not None:
             raise self._create_error()
         return self.peer
 
-    # What an end does with frames.
+    # Hooks of the subclasses.
 
     def _select_body_buffer(self, kind: Kind, body_bytes: int) -> memoryview | None:
-        """Say where the body of a frame goes, if the frame may come now."""
+        """Return the memory for the body of a frame, None to discard it; raise WireError if the frame is unexpected."""
         raise NotImplementedError
 
     def _handle_frame(self, frame: Frame) -> None:
-        """Deal with a frame that is whole."""
+        """Handle a complete frame."""
         raise NotImplementedError
 
     def _on_written(self) -> None:
-        """The transport has been given what it takes now."""
+        """Called after the transport has received as much of the queued data as it accepts."""
 
     def _on_failure(self) -> None:
-        """Nothing is received or sent any more."""
+        """Called once when the connection ends; nothing is received or sent any more."""
 
     # Sending and receiving.
 
@@ -103,7 +103,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._write_queued()
 
     def _write_queued(self) -> None:
-        """Give the transport what it takes now."""
+        """Write queued frames until the transport pauses writing."""
         transport = self._transport
         while self._outbox and not self._is_write_paused and transport is not None and not transport.is_closing():
             frame = self._outbox[0]
@@ -118,7 +118,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self.peer is not None:
             return self._select_body_buffer(kind, body_bytes)
         if kind not in _HANDSHAKE:
-            raise WireError(f"a {kind.name} frame came before the handshake was done")
+            raise WireError(f"a {kind.name} frame arrived before the handshake had ended")
         return None
 
     def _handle_handshake(self, frame: Frame) -> None:
@@ -132,7 +132,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def _handle_error(self, error: StokerError) -> None:
         if self.failure is None and self.peer is None and not isinstance(error, WireError):
-            self._send(OutgoingFrame(Kind.FAILED))  # so that the peer knows that it is about the secret
+            self._send(OutgoingFrame(Kind.FAILED))  # tells the peer that authentication has failed
             self._end(error, is_graceful=True)
         else:
             self.abort(error)
@@ -140,9 +140,9 @@ class PeerConnection(asyncio.BufferedProtocol):
     # Ending.
 
     async def close(self) -> None:
-        """End the connection: requests are given up, what the transport has is sent if the peer takes it.
+        """Cancel all requests, send the data that the transport has buffered, and close the connection.
 
-        Waits until nothing is left of it, for ``CLOSE_TIMEOUT_SECONDS`` at most.
+        Waits until the connection has ended, at most ``CLOSE_TIMEOUT_SECONDS``, and aborts it then.
         """
         self._end(ConnectionLostError(f"the connection to {self._address} was closed"), is_graceful=True)
         try:
@@ -151,19 +151,19 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self, error: StokerError | None = None) -> None:
-        """End the connection at once: nothing more is read, written, or sent. ``wait_closed`` waits for the rest.
+        """End the connection at once, and discard buffered data; use ``wait_closed`` to wait until it has ended.
 
         Args:
-            error: why, for ``failure``.
+            error: Reason, for ``failure``.
         """
         self._end(error or ConnectionLostError(f"the connection to {self._address} was closed"), is_graceful=False)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection has ended and nothing is left of it."""
+        """Wait until the connection has ended and its transport is closed."""
         await self._has_ended.wait()
 
     def _end(self, error: StokerError, *, is_graceful: bool) -> None:
-        """End everything under way; the first error is the reason."""
+        """Fail pending requests and close the transport; the first error becomes ``failure``."""
         if self.failure is None:
             self.failure = error
             _cancel(self._deadline_timer)
@@ -182,37 +182,37 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _create_error(self) -> StokerError:
-        """Return why there is no connection, for one of those who wanted it."""
+        """Return a new exception with the reason why there is no connection, for one caller."""
         if self.failure is None:
             return ConnectionLostError(f"the connection to {self._address} is not ready")
         if self.peer is None or isinstance(self.failure, ConnectionLostError):
             return type(self.failure)(*self.failure.args)
-        loss = ConnectionLostError(f"the connection to {self._address} was given up: {self.failure}")
+        loss = ConnectionLostError(f"the connection to {self._address} was aborted: {self.failure}")
         loss.__cause__ = self.failure
         return loss
 
     def _check_stall(self, previous_bytes: float = math.inf) -> None:
-        """Give the connection up if no less waits than before, else look again later."""
+        """Abort the connection if no queued data was sent since the last check; otherwise schedule the next check."""
         waiting_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
         if waiting_bytes >= previous_bytes:
-            self.abort(DeadlineError(f"{self._address} took nothing for {STALL_TIMEOUT_SECONDS:g} s"))
+            self.abort(DeadlineError(f"{self._address} received no data for {STALL_TIMEOUT_SECONDS:g} s"))
         else:
             self._stall_timer = self._loop.call_later(STALL_TIMEOUT_SECONDS, self._check_stall, waiting_bytes)
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake."""
         self._transport = cast("asyncio.Transport", transport)
         self._address = _peer_address(transport)
         tls = transport.get_extra_info("ssl_object")
-        # Any bytes that wait pause writing, so that hardly any do. A TLS transport takes 0 as always too many.
+        # Writing pauses as soon as bytes are buffered, so that few are. A TLS transport would treat 0 as always paused.
         self._transport.set_write_buffer_limits(high=0 if tls is None else 1, low=0)
-        if self.failure is not None:  # it was given up before
+        if self.failure is not None:  # it was aborted before it was established
             self._has_ended.clear()
             self._transport.abort()
             return
-        late = DeadlineError(f"{self._address} did not end the handshake in {HANDSHAKE_TIMEOUT_SECONDS:g} s")
+        late = DeadlineError(f"{self._address} did not complete the handshake in {HANDSHAKE_TIMEOUT_SECONDS:g} s")
         self._deadline_timer = self._loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, self.abort, late)
         try:
             message = self._handshake.begin(_peer_fingerprint(tls))
@@ -223,11 +223,11 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._send(OutgoingFrame(*message))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to receive to."""
+        """Return memory to receive into."""
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Deal with the frames that are whole."""
+        """Handle the frames that are complete."""
         self.received_seconds = self._loop.time()
         try:
             for frame in self._reader.receive(nbytes):
@@ -239,18 +239,18 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._handle_error(error)
 
     def pause_writing(self) -> None:
-        """Give the transport no more, until the peer has taken what it has."""
+        """Stop writing until the transport has sent its buffered data."""
         self._is_write_paused = True
         self._check_stall()
 
     def resume_writing(self) -> None:
-        """Give the transport what waits."""
+        """Write the queued data."""
         self._is_write_paused = False
         _cancel(self._stall_timer)
         self._write_queued()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End everything under way."""
+        """Fail pending requests."""
         why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
         self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_graceful=False)
         _cancel(self._deadline_timer)

@@ -1,15 +1,15 @@
-"""The proxy's index: which shards of an object are on which nodes, in flat arrays, and which object is evicted next.
+"""The proxy's index: which node holds each shard of an object, in flat arrays, and which object is evicted next.
 
-Shards from which nothing will be read any more become tombstones: they are to be deleted when their node is written to
-next, which is soon enough, and wakes no node.
+A shard that will never be read again becomes a tombstone: it is deleted at the next write to its node, so that no node
+is woken for a deletion.
 
-Objects are placed and let go whole, on distinct nodes chosen at random (A. Wang et al., "InfiniCache" (FAST 2020),
+Objects are placed and evicted whole, on distinct nodes chosen at random (A. Wang et al., "InfiniCache" (FAST 2020),
 sections 3.2 and 3.3). Eviction is CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
-System", MIT Project MAC M-384, 1968): an object that was found since the hand last passed is left, once.
+System", MIT Project MAC M-384, 1968): the hand spares an object once if it was found since the hand's last pass.
 
 An object is a row. A cell of a row is the node of one shard: none, a node that is being written to (a reservation), or
-a node that is believed to hold it. Nodes are numbers from 0. What an object weighs follows from its name, so that the
-account can never disagree with the rows.
+a node that is believed to hold the shard. Nodes are numbered from 0. An object's size is part of its name, so the byte
+counts always agree with the rows.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import SHARD_OVERHEAD_BYTES, ShardId
 
 _RESERVED_BIT = 0x8000
-"""Marks a cell whose node is being written to. A cell of no node is marked, too, so one comparison tells both."""
+"""Bit of a cell whose node is being written to. It is also set in an empty cell, so one comparison tests for both."""
 _NO_NODE = 0xFFFF
 MAX_NODES = _RESERVED_BIT - 1
 
 
 class Placement(NamedTuple):
-    """Where an object's shards are to be put.
+    """Nodes reserved for an object's shards.
 
     Attributes:
-        nodes: position → node, for the shards that are neither anywhere nor on their way.
-        evicted: objects that went for it.
+        nodes: Position → node, for the shards that no node holds and that are not being written.
+        evicted: Number of objects evicted to make room.
     """
 
     nodes: dict[int, int]
@@ -49,34 +49,35 @@ class Placement(NamedTuple):
 
 
 class ShardDirectory:
-    """Rows, cells and the account of each node. It decides and never waits; not thread-safe.
+    """Index of objects, and used bytes of each node. It does no I/O and never waits; not thread-safe.
 
-    Invariants: the shards of a row are on distinct nodes; :meth:`used_bytes` of a node is what its cells weigh, and a
-    placement never lifts it over the node's limit. Only what a node itself reports to hold may.
+    Invariants: the shards of a row are on distinct nodes; :meth:`used_bytes` of a node is the sum over its cells, and a
+    placement never raises it above the node's limit. Only shards that the node itself reports may do so.
 
     Args:
-        nodes: how many there are.
-        code: how objects are cut.
-        limit_bytes: of each node, for payloads and :data:`~stoker_warm._shard.SHARD_OVERHEAD_BYTES` a shard.
-        max_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
+        nodes: Number of nodes.
+        code: Erasure code of objects.
+        limit_bytes: Initial limit of each node, including
+            :data:`~stoker_warm._shard.SHARD_OVERHEAD_BYTES` per shard.
+        max_objects: Maximum number of rows; a row takes about 160 bytes with 12 shards.
 
     Raises:
-        ConfigError: there is no node or too many, or the code needs more nodes to be read than there are.
+        ConfigError: The number of nodes is 0, too large, or smaller than the number of data shards.
     """
 
     def __init__(self, nodes: int, code: ErasureCode, *, limit_bytes: int, max_objects: int = 1_000_000) -> None:
         if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"there are 1 to {MAX_NODES} nodes, not {nodes}")
+            raise ConfigError(f"the number of nodes must be 1 to {MAX_NODES}, not {nodes}")
         if code.data > nodes:
-            raise ConfigError(f"objects cut by {code} cannot be read from {nodes} nodes; take more nodes")
+            raise ConfigError(f"objects cut by {code} cannot be read from {nodes} nodes; use more nodes")
         if limit_bytes < 0 or max_objects < 1:
-            raise ConfigError(f"limit_bytes is at least 0 and max_objects 1, not {limit_bytes} and {max_objects}")
+            raise ConfigError(f"limit_bytes must be at least 0 and max_objects 1, not {limit_bytes} and {max_objects}")
         self._code, self._shards_per_object, self._max_objects = code, code.shards, max_objects
         self._node_limits = [limit_bytes] * nodes
         self._node_bytes = [0] * nodes
         self._live_nodes = set(range(nodes))
         self._rows: dict[int, int] = {}
-        self._keys: list[int] = []  # -1: a free row
+        self._keys: list[int] = []  # name of each row's object; -1 in a free row
         self._cells = array("H")
         self._reference_bits = bytearray()
         self._free_rows: list[int] = []
@@ -84,25 +85,25 @@ class ShardDirectory:
         self._tombstones = defaultdict[int, set[ShardId]](set)
 
     def __len__(self) -> int:
-        """Objects of which anything is anywhere, or on its way."""
+        """Number of objects with at least one shard on a node or being written."""
         return len(self._rows)
 
     def used_bytes(self, node: int) -> int:
-        """Return what a node is believed to hold or is being sent."""
+        """Return the bytes that a node is believed to hold or that are being written to it."""
         return self._node_bytes[node]
 
     def set_limit(self, node: int, limit_bytes: int, *, is_gone: bool = False) -> None:
-        """Set what a node may hold; nothing is placed on one that is gone, until it is back.
+        """Set a node's limit in bytes; with ``is_gone``, nothing is placed on it until the next call without.
 
-        What is there stays; nothing is added to a node that is over its limit.
+        Shards on the node stay; nothing is added to a node above its limit.
         """
         self._node_limits[node] = limit_bytes
         self._live_nodes = self._live_nodes - {node} if is_gone else self._live_nodes | {node}
 
     def find(self, name: str, *, is_use: bool = True) -> list[int] | None:
-        """Return which node is believed to hold each shard of an object, by position, -1 if none is.
+        """Return the node that is believed to hold each shard of an object, by position; -1 for no node.
 
-        Counts this as a use, if it ``is_use``. None if too few are believed for the object to be read.
+        None if too few shards are left to read the object. With ``is_use``, this counts as a use for eviction.
         """
         row = self._rows.get(int(name, 16))
         if row is None:
@@ -114,22 +115,22 @@ class ShardDirectory:
         return nodes
 
     def place(self, name: str, rng: random.Random) -> Placement | None:
-        """Reserve a node for each shard of an object that is neither anywhere nor on its way.
+        """Reserve a node for each shard of an object that no node holds and that is not being written.
 
-        For an object that is not there that is every shard, on nodes at random. For one that has lost some it is those,
-        on the nodes with most room: which is where they were lost, so many go to one node that is awake and not each to
-        one that is called for it. With too few nodes alive for all, the last shards get none.
+        All shards of an absent object are placed on random nodes. Lost shards are placed on the nodes with most room:
+        these are the nodes that lost shards, so that many shards go to one awake node, and few nodes are called. With
+        too few live nodes, the last shards are not placed.
 
         Args:
-            name: of the object.
-            rng: chooses among the nodes with room, all equally likely, for an object that is not there.
+            name: Name of the object.
+            rng: Random generator that chooses among the nodes with room, with equal probability, for an absent object.
 
         Returns:
-            What to write where; None if there are too few nodes on which it could be read, or it is larger than they
-            are, and then nothing changed.
+            The reserved nodes; None, with nothing changed, if too few nodes are available to read the object from, or
+            its shards are larger than the nodes' limits.
         """
         if not is_name(name):
-            return None  # an object of 4 GiB has one digit more
+            return None  # the name of an object of 4 GiB or more is one digit longer
         row, shard_bytes = self._rows.get(int(name, 16)), self._shard_cost_bytes(name)
         cells = [_NO_NODE] * self._shards_per_object if row is None else self._row_cells(row)
         missing = [position for position, cell in enumerate(cells) if cell == _NO_NODE]
@@ -142,7 +143,7 @@ class ShardDirectory:
         if row is None and len(self._rows) >= self._max_objects:
             self._evict()
         evicted = objects - len(self._rows)
-        if row is None:  # one that was just freed, if any: the hand comes to it last
+        if row is None:  # a row that was just freed, if any: the hand reaches it last
             row = self._new_row(int(name, 16))
         nodes = dict(zip(missing, chosen, strict=False))
         for position, node in nodes.items():
@@ -151,10 +152,11 @@ class ShardDirectory:
         return Placement(nodes, evicted)
 
     def commit_shard(self, node: int, shard: ShardId) -> bool:
-        """A node has put a shard away that was placed there.
+        """Record that a node has stored a shard.
 
         Returns:
-            Whether it belongs there; else its object went meanwhile, or was placed elsewhere: it is to be deleted.
+            Whether the shard was placed there. False if its object was evicted meanwhile, or placed elsewhere; the
+            shard becomes a tombstone then.
         """
         at = self._find_cell(node, shard)
         if at is None:
@@ -164,29 +166,29 @@ class ShardDirectory:
         return True
 
     def remove_shard(self, node: int, shard: ShardId) -> None:
-        """A node says that it let a shard go. The last shard takes the row with it."""
+        """Record that a node has evicted a shard; removing an object's last shard frees its row."""
         at = self._find_cell(node, shard)
         if at is not None:
             self._clear_cell(at)
 
     def mark_missing(self, node: int, shard: ShardId) -> None:
-        """A node lacks a shard, or has a wrong one, which must not be found there again: it is to be deleted."""
+        """Record that a node lacks a shard or has a wrong one; it becomes a tombstone, and is not found there again."""
         at = self._find_cell(node, shard)
         if at is not None:
             self._clear_cell(at)
             self._tombstones[node].add(shard)
 
     def cancel_reservation(self, node: int, shard: ShardId) -> None:
-        """Nothing is on its way any more: give back the place of a shard that the node did not take."""
+        """Cancel the reservation of a shard that the node has not stored; no effect on a stored shard."""
         at = self._find_cell(node, shard)
         if at is not None and self._cells[at] != node:
             self._clear_cell(at)
 
     def clear_node(self, node: int, *, kept: Set[ShardId] = frozenset()) -> None:
-        """A node lost all that it held, but for some shards.
+        """Record that a node has lost all its shards, except those in ``but``.
 
-        What is on its way to it stays reserved until its writer reports. What is to be deleted there remains to be,
-        lest an instance that was only away brings it back.
+        Reservations stay until their writer reports. Tombstones stay, too, because an instance that was only
+        disconnected may still hold these shards.
         """
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
         for at in places.tolist():
@@ -195,10 +197,10 @@ class ShardDirectory:
                 self._clear_cell(at)
 
     def reconcile(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
-        """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.
+        """Set a node's contents to the shards that it lists; unless ``is_trusted``, only to those placed there.
 
-        To be deleted are shards that nothing will be read from: tombstones, those cut by another code, of an object
-        that has the shard elsewhere or another one on this node, or of more objects than there are rows for.
+        These become tombstones: listed tombstones, shards of another code, of an object that has the shard on another
+        node or another shard on this node, and of objects for which there is no row left.
         """
         tombstones = self._tombstones.pop(node, set())
         believed = [shard for shard in shards if shard not in tombstones]
@@ -209,21 +211,21 @@ class ShardDirectory:
                 self.commit_shard(node, shard)
 
     def remove_object(self, name: str) -> None:
-        """Let an object go: its shards are to be deleted."""
+        """Remove an object; its shards become tombstones."""
         row = self._rows.get(int(name, 16))
         if row is not None:
             self._remove_row(row)
 
     def list_tombstones(self, node: int, max_count: int) -> list[ShardId]:
-        """Return shards that are to be deleted at a node."""
+        """Return up to ``most`` tombstones of a node."""
         return list(islice(self._tombstones.get(node, ()), max_count))
 
     def clear_tombstones(self, node: int, shards: Iterable[ShardId]) -> None:
-        """A node has deleted what was to be deleted there."""
+        """Record that a node has deleted these tombstones."""
         self._tombstones[node].difference_update(shards)
 
     def _add_reported(self, node: int, shard: ShardId) -> bool:
-        """Believe that a node holds a shard that was not placed there, if that can be."""
+        """Add a shard that a node reports and that was not placed there; return whether that was possible."""
         key = int(shard.object, 16)
         row = self._rows.get(key)
         if shard.code != self._code or (row is None and len(self._rows) >= self._max_objects):
@@ -239,7 +241,7 @@ class ShardDirectory:
     def _choose_nodes(
         self, eligible: set[int], count: int, shard_bytes: int, row: int | None, rng: random.Random
     ) -> list[int]:
-        """Let objects go until as many nodes as wanted have room for a shard, and choose among those that have."""
+        """Evict objects until ``wanted`` of the ``able`` nodes have room for a shard, and choose among those."""
         roomy = {node for node in eligible if self._has_room(node, shard_bytes)}
         while len(roomy) < count:
             roomy |= {node for node in eligible.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}
@@ -251,7 +253,7 @@ class ShardDirectory:
         return self._node_bytes[node] + shard_bytes <= self._node_limits[node]
 
     def _evict(self, protected_row: int | None = None) -> list[int]:
-        """Move the hand on to an object that was not used, and let it go; return the nodes that had shards of it."""
+        """Advance the hand to the next unused object, and evict it; return the nodes that had its shards."""
         while True:
             row, self._clock_hand = self._clock_hand, (self._clock_hand + 1) % len(self._keys)
             if self._keys[row] >= 0 and row != protected_row:
@@ -281,7 +283,7 @@ class ShardDirectory:
         return row
 
     def _clear_cell(self, cell: int) -> None:
-        """Empty a cell, and free the row of which nothing is anywhere any more."""
+        """Empty a cell, and free its row if all cells of the row are empty."""
         row = cell // self._shards_per_object
         self._node_bytes[self._cells[cell] & ~_RESERVED_BIT] -= self._shard_cost_bytes(self._row_name(row))
         self._cells[cell] = _NO_NODE
@@ -291,7 +293,7 @@ class ShardDirectory:
             self._free_rows.append(row)
 
     def _find_cell(self, node: int, shard: ShardId) -> int | None:
-        """Return which cell says that a shard is on a node, or on its way there; None if none does."""
+        """Return the index of the cell that has a shard on a node, stored or reserved; None if there is none."""
         row = self._rows.get(int(shard.object, 16)) if shard.code == self._code else None
         if row is None:
             return None
@@ -309,5 +311,5 @@ class ShardDirectory:
         return ShardId(name, self._code.data, self._code.parity, position)
 
     def _shard_cost_bytes(self, name: str) -> int:
-        """Return what each shard of an object is counted as: the longest."""
+        """Return the bytes counted for each shard of an object: those of the longest one."""
         return self._code.shard_bytes(size_of(name)) + SHARD_OVERHEAD_BYTES

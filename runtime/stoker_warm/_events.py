@@ -1,4 +1,4 @@
-"""What an invocation of a node asks, and what it returns: the events of the warm tier's functions."""
+"""Events and results of the warm tier's functions: what an invocation of a node receives and returns."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _MAX_BYTES = 1 << 40
 
 
 class NodeTask(enum.StrEnum):
-    """What for."""
+    """Task of an invocation."""
 
     SERVE = "serve"
-    """Be there for requests until there are none."""
+    """Answer requests until none arrives for ``linger_seconds``."""
     WARM = "warm"
-    """Return at once: this keeps the instance, and tells what it holds."""
+    """Return the report at once; the call makes the platform keep the instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeEvent:
-    """An invocation's event.
+    """Event of an invocation of a node.
 
     Attributes:
-        node: name of the node that is invoked.
-        proxy: where the proxy listens, ``host:port``.
-        fingerprint: of the proxy's certificate; empty without TLS.
-        task: what for.
-        linger_seconds: how long to stay when nothing is asked.
-        must_reconnect: whether to give up a connection from before: the proxy hears nothing on it.
+        node: Name of the invoked node.
+        proxy: Address of the proxy, ``host:port``.
+        fingerprint: SHA-256 of the proxy's certificate in hexadecimal digits; empty without TLS.
+        task: Task of the invocation.
+        linger_seconds: Time without requests after which the node returns, in seconds.
+        must_reconnect: Whether to replace an earlier connection, because the proxy receives nothing on it.
     """
 
     node: str
@@ -48,7 +48,7 @@ class WakeEvent:
     must_reconnect: bool = False
 
     def to_event(self) -> dict[str, Any]:
-        """Return the event, as JSON values."""
+        """Return the event as JSON values."""
         return {
             "node": self.node,
             "proxy": self.proxy,
@@ -60,10 +60,10 @@ class WakeEvent:
 
     @classmethod
     def parse(cls, event: object) -> WakeEvent:
-        """Return what an event asks.
+        """Parse an event.
 
         Raises:
-            EventError: it is none of ours; names the field.
+            EventError: A field is missing, unknown or invalid; the message names it.
         """
         fields = JsonFields(event, "warm node's event")
         wake = cls(
@@ -81,13 +81,13 @@ class WakeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What an instance says of itself: when it greets, and when it returns.
+    """State of an instance, which it sends in its greeting, its answers and its result.
 
     Attributes:
-        instance: which one it is, drawn when its process began.
-        version: of its shard store.
-        held_bytes: in it.
-        limit_bytes: of it.
+        instance: Random id of the instance, 16 hexadecimal digits.
+        version: Version of its shard store.
+        held_bytes: Bytes in its shard store.
+        limit_bytes: Limit of its shard store, in bytes.
     """
 
     instance: str
@@ -96,7 +96,7 @@ class NodeReport:
     limit_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; the hash as a text, for it is larger than numbers of JSON may be."""
+        """Return the report as JSON values; the 64-bit hash as text, because JSON numbers are not that precise."""
         return {
             "instance": self.instance,
             "term": self.version.change_count,
@@ -107,10 +107,10 @@ class NodeReport:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> NodeReport:
-        """Return what was said.
+        """Parse a report.
 
         Raises:
-            WireError: it is not what an instance says of itself.
+            WireError: A field is missing, unknown or invalid; the message names it.
         """
         try:
             fields = JsonFields(value, "report of a warm node")

@@ -1,15 +1,15 @@
-"""The wire of the warm tier: frames, a reader of them and what is to be sent of them, without I/O.
+"""Wire protocol of the warm tier: frames, a parser of received frames, and outgoing frames, without I/O.
 
-A frame is a header of 12 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
-32-bit numbers the head's bytes and the body's. The head is a flat JSON object of texts, integers and lists of texts,
-or nothing, which is the empty object. The body is opaque.
+A frame is a header of 12 bytes, a head and a body. The header is ``b"SW"``, the version, the kind, and the lengths of
+head and body in bytes, as big-endian 32-bit numbers. The head is a flat JSON object of strings, integers and lists of
+strings; empty bytes stand for the empty object. The body is opaque.
 
-The proxy sends requests, and a node one answer to each, in the same order. A node also sends notices: kinds of their
-own, which answer nothing and may stand between two answers.
+The proxy sends requests, and a node sends one answer to each, in the same order. A node also sends notices: these have
+kinds of their own, answer no request, and may arrive between two answers.
 
-What arrives comes from anywhere, so every length is checked before anything is allocated. The reader owns no socket
-(see https://sans-io.readthedocs.io): it says where to receive to, is told how much came, and gives out frames. So it
-is tested with bytes alone, and what is received goes straight to where it is wanted.
+Received data is untrusted, so every length is checked before memory is allocated. The reader owns no socket (see
+https://sans-io.readthedocs.io): it returns the memory to receive into, is given the number of bytes received, and
+yields frames. So tests need only bytes, and bodies are received directly into their final memory.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MAGIC = b"SW"
 _HEADER = struct.Struct(">2sBBII")
 HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
-"""Of a head from an unauthenticated peer."""
+"""Maximum length of a head from an unauthenticated peer."""
 _HEADER_BUFFER_BYTES = 16 << 10
-"""Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
+"""Size of the buffer for headers. Body bytes received into it are copied; a larger one copies more bytes."""
 _DISCARD_BUFFER = memoryview(bytearray(256 << 10))
-"""Receives bodies that are thrown away: one for all readers, since it is never read."""
+"""Receives discarded bodies; shared by all readers, because it is never read."""
 
 Head = Mapping[str, Any]
-"""A JSON object whose values are texts, integers and lists of texts."""
+"""A JSON object whose values are strings, integers and lists of strings."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     CHALLENGE = 1
     PROOF = 2
@@ -74,10 +74,10 @@ REPLY_KINDS: Mapping[Kind, tuple[Kind, ...]] = {
     Kind.INDEX: (Kind.LISTED, Kind.FAILED),
     Kind.STOP: (Kind.BYE, Kind.FAILED),
 }
-"""How each request may be answered; a kind that is not here is no request."""
+"""Kind of a request → kinds of its possible answers; kinds that are not keys are not requests."""
 
 NOTICE_KINDS = frozenset({Kind.HERE, Kind.LEAVING})
-"""What a node says unasked: that it is here again, and that it goes."""
+"""Kinds of notices: a node was invoked again (HERE), or is about to return (LEAVING)."""
 
 _KINDS = {int(kind): kind for kind in Kind}
 _BODY_LIMITS = {Kind.SET: MAX_SHARD_BYTES, Kind.FOUND: MAX_SHARD_BYTES}
@@ -85,12 +85,12 @@ _BODY_LIMITS = {Kind.SET: MAX_SHARD_BYTES, Kind.FOUND: MAX_SHARD_BYTES}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that has arrived whole.
+    """A frame that was received completely.
 
     Attributes:
-        kind: what it is.
-        head: what it says.
-        body_bytes: how long its body is, wherever that went.
+        kind: Kind of the frame.
+        head: Its head.
+        body_bytes: Length of its body, which was received into other memory or discarded.
     """
 
     kind: Kind
@@ -99,15 +99,15 @@ class Frame:
 
 
 BodyBufferSelector = Callable[[Kind, int], memoryview | None]
-"""Is called with kind and ``body_bytes`` once a head has arrived. Returns memory of exactly ``body_bytes`` bytes for
-the body, or None to throw it away. May raise WireError."""
+"""Called with kind and ``body_bytes`` when a head was received. Returns memory of exactly ``body_bytes`` bytes for the
+body, or None to discard it. May raise WireError."""
 
 
 def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> bytes:
-    """Return header and head of a frame; its body is to be sent behind them.
+    """Return the header and head of a frame; the caller sends the body after them.
 
     Raises:
-        WireError: a part of it is larger than its kind allows, or the head is not flat.
+        WireError: Head or body is larger than the kind allows, or the head is not flat.
     """
     text = b""
     if head:
@@ -118,26 +118,26 @@ def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> b
 
 
 class FrameReader:
-    """Makes frames of what is received.
+    """Parses received data into frames.
 
-    Several small frames may come at once; a body is received where ``select_buffer`` says, but for its first bytes,
-    which came with its head and are copied.
+    One receive may complete several small frames. A body is received into the memory that ``select_buffer`` returns,
+    except for its first bytes, which may arrive with the head and are copied.
 
     Args:
-        select_buffer: is asked where a body is to go; see ``BodyBufferSelector``.
+        select_buffer: Function that selects the memory for a body; see ``BodyBufferSelector``.
 
     Attributes:
-        max_head_bytes: of a frame; few, until it is raised for a peer that is known.
+        max_head_bytes: Maximum length of a head; 4 KiB, until it is raised for an authenticated peer.
     """
 
     def __init__(self, select_buffer: BodyBufferSelector) -> None:
         self.max_head_bytes = _MAX_GREETING_BYTES
         self._select_buffer = select_buffer
         self._header_buffer = memoryview(bytearray(_HEADER_BUFFER_BYTES))
-        self._start = 0  # of what has not been read yet in the memory where headers and heads are received
+        self._start = 0  # of the unparsed bytes in ``_memory``
         self._end = 0
-        self._buffer = self._header_buffer  # or memory for one head that is larger
-        self._frame: Frame | None = None  # whose body is under way
+        self._buffer = self._header_buffer  # receives headers and heads; larger memory for one larger head
+        self._frame: Frame | None = None  # the frame whose body is being received
         self._body: memoryview | None = None
         self._remaining_bytes = 0
         self._is_closed = False
@@ -154,12 +154,12 @@ class FrameReader:
         return self._body[-self._remaining_bytes :]
 
     def receive(self, count_bytes: int) -> Iterator[Frame]:
-        """Yield the frames that are whole now that ``count_bytes`` were received into the buffer.
+        """Yield the frames that are complete after ``count_bytes`` were received into the buffer.
 
-        Each must be dealt with before the next is asked for, whose ``begin`` may depend on it. All must be asked for.
+        Handle each frame before requesting the next one, whose ``begin`` may depend on it. Exhaust the iterator.
 
         Raises:
-            WireError: this is not the protocol. Nothing more is read then, and all that follows is thrown away.
+            WireError: The data does not follow the protocol. All further data is discarded then.
         """
         if self._error:
             raise WireError(self._error)
@@ -180,16 +180,16 @@ class FrameReader:
             raise
 
     def close(self) -> None:
-        """Read nothing more: what is received from here on is thrown away, and no memory of a body is written to."""
+        """Discard all data received from now on; the memory of a body is not written to any more."""
         self._is_closed = True
         self._frame = self._body = None
 
     def discard_body(self) -> None:
-        """Throw away the rest of the body that is under way, if one is."""
+        """Discard the rest of the body that is being received, if there is one."""
         self._body = None
 
     def _begin_frame(self) -> Frame | None:
-        """Begin the next frame, whose body may still have to come, if its header and head have arrived."""
+        """Begin the next frame if its header and head were received; its body may follow later."""
         there = self._buffer[self._start : self._end]
         if len(there) < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
@@ -207,17 +207,17 @@ class FrameReader:
         return self._frame
 
     def _copy_buffered_body(self) -> None:
-        """Take what of the body came with the head."""
+        """Copy the body bytes that were received with the head."""
         there = self._buffer[self._start : self._end][: self._remaining_bytes]
         if self._body is not None:
             self._body[: len(there)] = there
         self._remaining_bytes -= len(there)
         self._start += len(there)
-        if self._start == self._end:  # so that the next header has all the room, and a large head's memory goes
+        if self._start == self._end:  # start at the beginning again, and release the memory of a large head
             self._buffer, self._start, self._end = self._header_buffer, 0, 0
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Move what is there to the beginning of memory that has room for ``needed_bytes``."""
+        """Move the unparsed bytes to the beginning of memory with room for ``needed_bytes``."""
         if not self._start and needed_bytes <= len(self._buffer):
             return
         there = bytes(self._buffer[self._start : self._end])
@@ -230,14 +230,14 @@ class FrameReader:
 def _parse_header(data: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
     magic, version, number, head_bytes, body_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise WireError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer speaks another protocol")
+        raise WireError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer uses another protocol")
     if version != PROTOCOL_VERSION:
         raise WireError(
-            f"a frame of protocol version {version} arrived, this is {PROTOCOL_VERSION}: deploy both sides alike"
+            f"a frame of protocol version {version} arrived, not {PROTOCOL_VERSION}; deploy one release everywhere"
         )
     kind = _KINDS.get(number)
     if kind is None:
-        raise WireError(f"a frame is of kind {number}, which is none")
+        raise WireError(f"a frame has the unknown kind {number}")
     _check_lengths(kind, head_bytes, body_bytes, max_head_bytes)
     return kind, head_bytes, body_bytes
 
@@ -255,9 +255,9 @@ def _parse_head(data: bytes) -> Head:
     try:
         head = _loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a head of {len(data)} bytes is no JSON: {error}") from None
+        raise WireError(f"a head of {len(data)} bytes is not valid JSON: {error}") from None
     if not isinstance(head, dict):
-        raise WireError(f"a head is a JSON {type(head).__name__}, not an object")
+        raise WireError(f"a head must be a JSON object, not {type(head).__name__}")
     _check_flat(head)
     return head
 
@@ -266,7 +266,7 @@ def _check_flat(head: Head) -> None:
     for name, value in head.items():
         is_list = type(value) is list and set(map(type, value)) <= {str}
         if not is_list and type(value) not in (str, int):
-            raise WireError(f"the field {name!r:.80} of a head is no text, integer or list of texts")
+            raise WireError(f"the field {name!r:.80} of a head is not a string, an integer or a list of strings")
 
 
 _loads = json.JSONDecoder().decode
@@ -274,18 +274,18 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes of a body, contiguous."""
+"""Contiguous bytes of a body."""
 
 _MAX_JOINED_BYTES = 16 << 10
-"""Up to this many bytes of a body are sent in one piece with their head: a copy costs less than another call."""
+"""Maximum length of a body that is joined with its head: copying it costs less than another call."""
 
 
 class OutgoingFrame:
-    """A frame that is to be sent. Its body is not copied, so its memory is never changed.
+    """A frame to send. A large body is not copied, so do not change its memory.
 
     Attributes:
-        has_begun: some of it was given out.
-        is_complete: all of it was.
+        has_begun: Whether ``next_piece`` has returned a part of it.
+        is_complete: Whether ``next_piece`` has returned all of it.
     """
 
     __slots__ = ("_parts", "has_begun", "is_complete")
@@ -299,7 +299,7 @@ class OutgoingFrame:
         self.has_begun = self.is_complete = False
 
     def next_chunk(self, max_bytes: int) -> memoryview:
-        """Return what is to be sent next: header, head and a small body in one, else views of the body."""
+        """Return the next bytes to send: header, head and a small body in one piece, otherwise views of the body."""
         part = self._parts.popleft()
         if self.has_begun and len(part) > max_bytes:
             self._parts.appendleft(part[max_bytes:])

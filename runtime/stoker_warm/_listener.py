@@ -1,8 +1,8 @@
-"""Where nodes dial the proxy.
+"""Listener of the proxy, to which nodes connect.
 
-Anyone can dial. The number of unauthenticated peers is bounded: the oldest makes room for the next one. So a peer that
-dials and stays silent costs a bounded number of files and keeps no other out, since a proof takes no longer than it
-takes a peer to answer once. Authenticated peers are nodes, which are distinguished by their names.
+Anyone can connect. The number of unauthenticated connections is bounded: a new one closes the oldest. So peers that
+connect and send nothing use a bounded number of file descriptors and keep no node out, because authentication takes
+only one round trip. Authenticated peers are nodes, identified by their names.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from stoker_warm._peer_connections import ProxyConnection
 _log = logging.getLogger("stoker.warm.reception")
 
 MAX_UNAUTHENTICATED = 256
-"""Unauthenticated connections at a time, besides those of nodes that may all dial at once."""
+"""Maximum number of unauthenticated connections, in addition to one for each node, since all may connect at once."""
 _UNAUTHENTICATED_SECONDS = 10.0
 _LOG_PAUSE_SECONDS = 10.0
-"""Between two words about connections that ended for the same kind of reason."""
+"""Minimum time between two log messages about connections that ended with the same type of error."""
 
 
 class Listener:
-    """Where nodes dial, over TCP: with TLS, but on loopback if no certificate is given.
+    """Listens for nodes over TCP; uses TLS, except on loopback without a certificate.
 
     Args:
-        address: where to listen; port 0 is any that is free.
-        advertised: what to tell nodes, if it is not the same: behind a load balancer, or when listening everywhere.
-        certificate: PEM files of what to show, its own certificate first, and of its key, without a passphrase; where
-            it is needed and not given, one is made for this process.
+        address: Address to listen on; port 0 selects a free port.
+        advertised: Address that nodes connect to, if it differs: behind a load balancer, or with a wildcard address.
+        certificate: PEM files of the certificate chain, this host's certificate first, and of its key, without a
+            passphrase. None selects no TLS on loopback, and an ephemeral certificate elsewhere.
 
     Raises:
-        ConfigError: the certificate cannot be used.
+        ConfigError: The certificate cannot be used.
     """
 
     def __init__(
@@ -55,27 +55,26 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """What to dial, ``host:port``."""
+        """Address that nodes connect to, ``host:port``."""
         return str(self._advertised or self._address)
 
     @property
     def fingerprint(self) -> str:
-        """Of the certificate, once it listens; empty without TLS."""
+        """SHA-256 of the certificate in hexadecimal digits, available after ``open``; empty without TLS."""
         return "" if self._tls is None else self._tls.fingerprint
 
     async def open(
         self, create_connection: Callable[[], ProxyConnection], *, max_unauthenticated: int = MAX_UNAUTHENTICATED
     ) -> None:
-        """Listen, and let everybody in, each with a connection of its own.
+        """Listen, and accept all connections.
 
         Args:
-            create_connection: makes the connection.
-            max_unauthenticated: connections at a time that have not been ``discard_unauthenticated``; for one more the
-                oldest goes.
+            create_connection: Function that creates the protocol of a connection.
+            max_unauthenticated: Maximum number of unauthenticated connections; one more closes the oldest.
 
         Raises:
-            ConfigError: the address cannot be used.
-            MissingExtraError: a certificate is needed, and cannot be made.
+            ConfigError: The address cannot be used.
+            MissingExtraError: A certificate is needed, and the package that creates it is not installed.
         """
         if self._tls is None and not (self._address.is_local and (self._advertised or self._address).is_local):
             self._tls = create_ephemeral_tls("warm")
@@ -87,29 +86,29 @@ class Listener:
         self._address = Address(self._address.host, self._server.sockets[0].getsockname()[1])
 
     def discard_unauthenticated(self, connection: ProxyConnection) -> None:
-        """The peer is known, or the connection has ended. Idempotent."""
+        """Count a connection as unauthenticated no longer: its peer is authenticated, or it has ended. Idempotent."""
         if self._unauthenticated is not None:
             self._unauthenticated.discard(connection)
 
     def close(self) -> None:
-        """Accept no more connections, and end those that are not settled. Idempotent."""
+        """Accept no more connections, and close the unauthenticated ones. Idempotent."""
         if self._server is not None and self._unauthenticated is not None:
             self._server.close()
             self._unauthenticated.close()
 
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Runs a coroutine until it ends or the proxy does."""
+"""Runs a coroutine as a task, which is cancelled when the proxy closes."""
 
 
 class PeerServer:
-    """All connections to a proxy. Lives on its event loop.
+    """All connections to a proxy. Used by the proxy's event loop only.
 
     Args:
-        secret: of the deployment.
-        listener: where they dial.
-        nodes: get their connections.
-        spawn: runs what attends to a connection.
+        secret: Secret of the deployment.
+        listener: Listener of the proxy.
+        nodes: Nodes that receive their connections.
+        spawn: Function that runs the task of a connection.
     """
 
     def __init__(self, secret: WarmSecret, listener: Listener, nodes: Sequence[NodeClient], spawn: Spawn) -> None:
@@ -117,16 +116,16 @@ class PeerServer:
         self._connections: set[ProxyConnection] = set()
         self._logged_errors: dict[
             type[StokerError], tuple[float, int]
-        ] = {}  # when last, and how many have ended like it since
+        ] = {}  # time of the last message, and errors since
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         async with task_group() as group:
             for connection in list(self._connections):
                 group.create_task(connection.close())
 
     def create_connection(self) -> ProxyConnection:
-        """Return what speaks over a new connection."""
+        """Create the protocol of a new connection."""
         handshake = ProxyHandshake(self._secret, fingerprint=self._listener.fingerprint)
         connection = ProxyConnection(handshake, self._forward_notice)
         self._connections.add(connection)
@@ -138,7 +137,7 @@ class PeerServer:
             self._find_node(connection.peer["node"]).on_notice(connection, kind, head)
 
     async def _handle_connection(self, connection: ProxyConnection) -> None:
-        """Be there for a connection until it ends."""
+        """Authenticate a connection, pass it to its node, and wait until it ends."""
         node: NodeClient | None = None
         try:
             greeting = dict(await connection.wait_authenticated())
@@ -162,12 +161,12 @@ class PeerServer:
         raise WireError(f"there is no node {name}")
 
     def _log_error(self, error: StokerError) -> None:
-        """Say why a connection ended; of many alike, which any peer can cause, only the first and their number."""
+        """Log why a connection ended; of repeated errors, which any peer can cause, only the first and the count."""
         now_seconds, kind = asyncio.get_running_loop().time(), type(error)
         told_seconds, untold = self._logged_errors.get(kind, (float("-inf"), 0))
         if now_seconds - told_seconds < _LOG_PAUSE_SECONDS:
             self._logged_errors[kind] = told_seconds, untold + 1
             return
         self._logged_errors[kind] = now_seconds, 0
-        more = f" ({untold:,} more have ended like this since the last word)" if untold else ""
+        more = f" ({untold:,} more have ended like this since the last message)" if untold else ""
         _log.warning("a connection of the warm tier ended: %s%s", error, more)

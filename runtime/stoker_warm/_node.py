@@ -1,8 +1,8 @@
-"""A node: a shard store in the memory of a function, and the connection on which the proxy asks for what is on it.
+"""A node: a shard store in the memory of a function, and the connection on which the proxy reads and writes shards.
 
-Nobody can connect to a function, so it dials out to the proxy that its invocation names, and keeps the connection, with
-the shards, from one invocation to the next (A. Wang et al., "InfiniCache" (FAST 2020), section 3.3). Between two of
-them the process is frozen. It is billed for as long as an invocation lasts, so that ends soon after the last request.
+A function does not accept connections, so it connects to the proxy that its invocation names, and keeps the connection
+and the shards from one invocation to the next (A. Wang et al., "InfiniCache" (FAST 2020), section 3.3). Between two
+invocations the process is frozen. An invocation is billed by its duration, so it ends soon after the last request.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stoker_warm._peer_connections import NodeConnection, ReplyParts
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId, ShardStore, is_mac
 
 ProxyConnector = Callable[[WakeEvent, Callable[[], NodeConnection]], Awaitable[NodeConnection]]
-"""Connects what it is given a way to make to the proxy of an invocation."""
+"""Connects to the proxy of an invocation, with a function that creates the connection."""
 
 _LEAVE_TIMEOUT_SECONDS = 1.0
-"""For what is being sent when it is time to go, and for saying so."""
+"""Timeout for sending the remaining answers and the LEAVING notice."""
 _STALL_TIMEOUT_SECONDS = 5.0
-"""Until a proxy that takes nothing of an answer counts as gone."""
+"""Time without progress in sending an answer after which the proxy counts as gone."""
 _MIN_POLL_SECONDS = 0.01
-"""The least time between two looks at what is being sent."""
+"""Minimum time between two checks for activity."""
 
 
 async def _connect(wake: WakeEvent, create_connection: Callable[[], NodeConnection]) -> NodeConnection:
@@ -40,10 +40,10 @@ class NodeServer:
     """An instance of a node. Runs one invocation at a time, all on one event loop.
 
     Args:
-        store: of its shards.
-        secret: of the deployment.
-        connect: reaches the proxy.
-        instance: 16 hexadecimal digits that no other instance has.
+        store: Store of its shards.
+        secret: Secret of the deployment.
+        connect: Function that connects to the proxy.
+        instance: Unique id of the instance, 16 hexadecimal digits; None draws a random one.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class NodeServer:
         self._instance = instance or secrets.token_hex(8)
         self._connection: NodeConnection | None = None
         self._address = ("", "")
-        self._must_stop = asyncio.Event()  # the proxy says so, or the connection has ended
+        self._must_stop = asyncio.Event()  # the proxy has sent STOP, or the connection has ended
 
     @property
     def report(self) -> NodeReport:
-        """What this instance says of itself."""
+        """The report of this instance's current state."""
         store = self._store
         return NodeReport(
             instance=self._instance,
@@ -67,17 +67,17 @@ class NodeServer:
         )
 
     async def run(self, wake: WakeEvent, available_seconds: float) -> dict[str, Any]:
-        """Do what an invocation asks, and return the report.
+        """Run an invocation, and return the report as JSON values.
 
-        Ends when there was no request for ``linger_seconds``, when the proxy says so, when the connection
-        ends, or when it is time to go; what is being answered then is answered first, if there is time.
+        Returns when no request has arrived for ``linger_seconds``, when the proxy sends STOP, when the connection ends,
+        or after ``seconds``. Answers that are being sent are completed first, if there is time.
 
         Args:
-            wake: the invocation.
-            available_seconds: after which it is time to go; to say so may take one more.
+            wake: Event of the invocation.
+            available_seconds: Time available, in seconds; notifying the proxy may take one second more.
 
         Raises:
-            StokerError: the proxy cannot be reached, or one of both does not know the secret.
+            StokerError: The proxy cannot be reached, or one side does not know the secret.
         """
         if wake.task is not NodeTask.WARM:
             stop_at_seconds = asyncio.get_running_loop().time() + available_seconds
@@ -86,14 +86,14 @@ class NodeServer:
         return self.report.to_json()
 
     async def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
 
     async def _open_connection(self, wake: WakeEvent) -> NodeConnection:
-        """Return the connection from before, on which the proxy is notified, or a new one."""
-        # A loop that stood still learns now of what happened to the connection meanwhile.
+        """Return the connection of the last invocation, after notifying the proxy on it, or a new one."""
+        # Lets a loop that was frozen process the connection's events of the meantime.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         self._must_stop.clear()
@@ -115,7 +115,7 @@ class NodeServer:
         return connection
 
     async def _serve(self, connection: NodeConnection, wake: WakeEvent, stop_at_seconds: float) -> None:
-        """Be there until it is time to go; the requests themselves are answered by the connection."""
+        """Wait while the connection answers requests, then send the LEAVING notice."""
         ended = asyncio.ensure_future(connection.wait_closed())
         ended.add_done_callback(lambda _: self._must_stop.set())
         try:
@@ -130,7 +130,7 @@ class NodeServer:
                 await connection.flush()
 
     async def _wait_until_idle(self, connection: NodeConnection, linger_seconds: float, stop_at_seconds: float) -> None:
-        """Wait until nothing has come or gone on a connection for a while, or there is another reason to go."""
+        """Wait until the connection was idle for a while, or the invocation must end for another reason."""
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
         while connection.is_open and not self._must_stop.is_set():
@@ -164,16 +164,16 @@ class NodeServer:
             case Kind.STOP:
                 self._must_stop.set()
                 return Kind.BYE, self.report.to_json(), ()
-        raise WireError(f"a node does not know what to do with {kind.name}")
+        raise WireError(f"a node cannot handle a {kind.name} request")
 
     def _store_shard(self, shard: ShardId, mac: object, body: bytearray) -> ReplyParts:
-        """Keep a shard with its MAC, which only the proxy can check."""
+        """Store a shard with its MAC, which only the proxy can verify."""
         if not is_mac(mac):
-            raise WireError(f"the shard {shard.to_text()} comes with the MAC {mac!r:.80}")
+            raise WireError(f"the shard {shard.to_text()} has a malformed MAC: {mac!r:.80}")
         if len(body) != shard.size_bytes:
-            return Kind.REFUSED, {"reason": "of another length"}, ()
+            return Kind.REFUSED, {"reason": "wrong length"}, ()
         evicted = self._store.set(shard, mac, body)
         if evicted is None:
             return Kind.REFUSED, {"reason": "too large"}, ()
-        gone = [each.to_text() for each in evicted[:MAX_SHARDS_PER_FRAME]]  # of more the version tells
+        gone = [each.to_text() for each in evicted[:MAX_SHARDS_PER_FRAME]]  # further ones show in the version
         return Kind.STORED, {**self.report.to_json(), "evicted": gone}, ()

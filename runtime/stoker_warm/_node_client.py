@@ -1,6 +1,6 @@
-"""Nodes as the proxy uses them: called when they sleep, asked when awake, given up when they are silent or lie.
+"""The proxy's client of one node: calls it if it sleeps, sends requests if it is awake, and gives up a faulty one.
 
-What an instance holds, and what it is to let go, are lists of shards, page by page.
+Lists of shards, held or to delete, are sent in pages.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _log = logging.getLogger("stoker.warm.nodes")
 
 
 class GetOutcome(enum.Enum):
-    """What became of asking a node for a shard."""
+    """Outcome of requesting a shard from a node."""
 
-    VALID = "it came, and its MAC is right"
-    MISSING = "the node does not have it"
-    CORRUPT = "something else came"
-    UNAVAILABLE = "it cannot be had now"
+    VALID = "the shard arrived with a valid MAC"
+    MISSING = "the node does not have the shard"
+    CORRUPT = "the shard arrived with wrong bytes or an invalid MAC"
+    UNAVAILABLE = "no answer arrived in time"
 
 
 class NodeClient:
-    """One function that holds shards. Lives on the proxy's event loop.
+    """Client of one node, a function that holds shards. Used by the proxy's event loop only.
 
-    What it is asked raises a TransientError if it could not be woken, did not answer in time, or failed; only ``get``
-    returns that.
+    Requests raise a TransientError if the node could not be woken, did not answer in time, or failed; only ``get``
+    returns an outcome instead.
 
     Args:
-        number: of the node, in the directory.
-        config: the tier's settings.
-        mac: of shards.
-        call: calls its function by its name, for a task, and says whether to give up a connection from before; returns
-            and raises as :meth:`stoker.abc.Executor.call`.
-        on_contents: is called with what it holds, whenever it has greeted or was given up.
-        spawn: runs something that ends by itself, in the proxy's task group.
+        number: Number of the node in the directory.
+        config: Settings of the proxy.
+        mac: Key for the MACs of shards.
+        call: Function that calls the node's function, with its name, the task, and whether to open a new connection;
+            returns and raises as :meth:`stoker.abc.Executor.call`.
+        on_contents: Callback with the node's contents, whenever the node has greeted or becomes GONE.
+        spawn: Function that runs a coroutine in the proxy's task group.
     """
 
     def __init__(
@@ -72,39 +72,39 @@ class NodeClient:
         self.limit_bytes = 0
         self._now = asyncio.get_running_loop().time
         self.state_machine = NodeStateMachine(fresh_seconds=config.fresh_seconds)
-        """Its state."""
+        """State machine of the node."""
         self.last_contact_seconds = self._now()
-        """When it was called or spoke last."""
+        """Loop time of the last call or message."""
         self.call_error: StokerError | None = None
-        """Of the last call, if that failed."""
+        """Error of the last call, if it failed."""
         self._config, self._mac, self._spawn = config, mac, spawn
         self._invoke, self._on_contents = partial(call, self.name), partial(on_contents, self)
         self._connection: ProxyConnection | None = None  # to the known instance
-        self._changed = asyncio.Event()  # something has happened to it
-        # Requests without an answer, and those that wait for it to wake
+        self._changed = asyncio.Event()  # set when the state may have changed
+        # Unanswered requests, and requests that wait until the node is awake
         self._open_requests = self._waiting_requests = 0
-        self._change_count = 0  # of what it holds
-        self._failed_call_count = 0  # in a row
-        self._next_call_seconds = float("-inf")  # until which the platform is to be left alone
-        self._is_closed = False  # it is not called any more
-        # When it was silent; delivered, or did not
+        self._change_count = 0  # number of changes of its contents
+        self._failed_call_count = 0  # consecutive
+        self._next_call_seconds = float("-inf")  # no call before this time
+        self._is_closed = False  # no more calls
+        # Last timeout; last shard, or timeout of one
         self._last_timeout_seconds = self._last_delivery_seconds = float("-inf")
         self._was_called_back = False
-        self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
+        self._may_run = False  # a call's answer was lost, so the instance may still run; cleared by a ping
         self._wake_up_task: asyncio.Task[str] | None = None
 
-    # What the proxy asks of it.
+    # Requests of the proxy.
 
     async def get(self, shard: ShardId, into: memoryview) -> GetOutcome:
-        """Fill ``into`` with a shard, if it can be had in time. A wrong one is a strike.
+        """Read a shard into ``into``, within ``read_seconds``. A wrong shard is counted against the node.
 
-        When the call ends, however it ends, nothing writes to ``into`` any more.
+        Once this returns or raises, even if cancelled, nothing writes to ``into`` any more.
         """
         head, seconds = {"shard": shard.to_text()}, self._config.read_seconds
         try:
             reply, instance = await self._request(Kind.GET, head, into=into, timeout_seconds=seconds)
         except ServerError:
-            return GetOutcome.MISSING  # it has answered: that it cannot
+            return GetOutcome.MISSING  # the node has answered, with an error
         except StokerError:
             return GetOutcome.UNAVAILABLE
         if reply.kind is Kind.MISSING:
@@ -115,9 +115,9 @@ class NodeClient:
         return GetOutcome.CORRUPT
 
     async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:
-        """Have it keep a shard; return what went for it, None if it does not take it.
+        """Write a shard to the node; return the shards that it evicted for it, or None if it refuses the shard.
 
-        When the call ends, however it ends, nothing reads ``payload`` any more.
+        Once this returns or raises, even if cancelled, nothing reads ``payload`` any more.
         """
         head = {"shard": shard.to_text(), "mac": self._mac.sign(shard, payload)}
         seconds = self._config.write_seconds
@@ -125,13 +125,13 @@ class NodeClient:
         return ShardId.parse_all(reply.head.get("evicted")) if reply.kind is Kind.STORED else None
 
     async def delete(self, shards: Sequence[ShardId]) -> None:
-        """Have it drop shards."""
+        """Delete shards on the node."""
         for start in range(0, len(shards), MAX_SHARDS_PER_FRAME):
             head = {"shards": [shard.to_text() for shard in shards[start : start + MAX_SHARDS_PER_FRAME]]}
             await self._request(Kind.DELETE, head, timeout_seconds=self._config.write_seconds)
 
     async def ping(self, timeout_seconds: float | None = None) -> None:
-        """Wake it if need be, and have it answer within ``timeout_seconds``, else within those that a wake may take."""
+        """Wake the node if necessary, and wait for its answer, by default for ``wake_seconds``."""
         await self._request(
             Kind.PING, {}, timeout_seconds=self._config.wake_seconds if timeout_seconds is None else timeout_seconds
         )
@@ -145,14 +145,14 @@ class NodeClient:
         into: memoryview | None = None,
         timeout_seconds: float,
     ) -> tuple[Frame, str]:
-        """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
+        """Wake the node if necessary, send a request, and return the answer and the instance that sent it."""
         end_seconds = self._now() + timeout_seconds
         try:
             return await self._request_once(kind, head, body, into, end_seconds)
         except ConnectionLostError:
             if self._now() >= end_seconds:
                 raise
-            # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
+            # Its instance was stopped, or the connection broke. All requests are idempotent.
             return await self._request_once(kind, head, body, into, end_seconds)
 
     async def _request_once(
@@ -184,7 +184,7 @@ class NodeClient:
         return reply, instance
 
     def _handle_failure(self, kind: Kind, connection: ProxyConnection, sent_seconds: float, *, is_late: bool) -> None:
-        """Draw conclusions from a request without an answer."""
+        """Update the state after a request without an answer."""
         is_current = connection is self._connection
         if is_late:
             self._on_timeout(sent_seconds)
@@ -193,28 +193,28 @@ class NodeClient:
         if not connection.is_open:
             self.on_disconnected(connection)
         elif kind in (Kind.SET, Kind.DELETE) and connection is self._connection:
-            # It may hold more or less than it is believed to: it is to list what it holds.
+            # The outcome of the change is unknown, so the node must list its shards.
             self._change_count += 1
             self.state_machine.has_shard_list = False
             self._on_contents(NodeContents.UNKNOWN)
 
     async def keep_warm(self) -> None:
-        """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
-        if self.state_machine.state is NodeState.GONE:  # it is to greet: it is not believed before
+        """Call the node, so that the platform keeps its instance, and detect whether it has lost its contents."""
+        if self.state_machine.state is NodeState.GONE:  # it must greet to return
             self._changed.clear()
             self._spawn(self._call(NodeTask.SERVE))
             await self._wait_for_change(self._config.wake_seconds)
         elif not await self._call(NodeTask.WARM):
             with suppress(StokerError):
-                await self._wait_awake()  # so that it greets, and says what it holds
+                await self._wait_awake()  # so that it greets, and reports its contents
         elif not self.state_machine.has_shard_list:
-            self._on_contents(NodeContents.UNKNOWN)  # it could not be found out so far
+            self._on_contents(NodeContents.UNKNOWN)  # an earlier attempt to list its shards has failed
 
     async def close(self) -> None:
-        """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
+        """Send STOP, and close the connection; the node keeps its shards. Idempotent."""
         self._is_closed = True
         connection = self._connection
-        # One that sleeps would find on its socket that it is to return when it is called next.
+        # A sleeping node would receive the STOP only in its next invocation.
         if connection is not None and connection.is_open and self.state_machine.state is not NodeState.SLEEPING:
             with suppress(StokerError):
                 await connection.request(Kind.STOP, timeout_seconds=self._config.ping_seconds)
@@ -225,9 +225,9 @@ class NodeClient:
             await self._connection.close()
 
     async def list_shards(self) -> list[ShardId] | None:
-        """Return all that it holds; None if the instance that began to tell is not the node any more."""
+        """Return all shards that the node holds; None if another instance became the node meanwhile."""
         instance, changes = self.state_machine.instance, -1
-        while self._change_count != changes:  # else some came or went behind the page that would have told
+        while self._change_count != changes:  # otherwise a change may be missing from the earlier pages
             changes, shards, has_more = self._change_count, list[ShardId](), True
             while has_more:
                 after = {"after": shards[-1].to_text()} if shards else {}
@@ -240,22 +240,22 @@ class NodeClient:
         return shards
 
     async def delete_all(self) -> None:
-        """Have it drop all that it holds."""
-        await self.ping()  # so that the instance is known
+        """Delete all shards on the node."""
+        await self.ping()  # until its instance is known
         await self.ping()
         while (held := await self.list_shards()) != []:
             if held is None:
-                raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
+                raise ConnectionLostError(f"another instance of {self.name} has connected, which may hold shards, too")
             await self.delete(held)
         self._on_contents(NodeContents.NONE)
 
-    # Waking it.
+    # Waking the node.
 
     async def _call(self, task: NodeTask) -> bool:
-        """Call the function and wait until it has returned.
+        """Call the function, and wait until it has returned.
 
         Returns:
-            False if its answer tells that what the node holds is not what it is believed to.
+            False if the result of a heartbeat call shows that the node's contents differ from the expected version.
         """
         membership, is_as_expected = self.state_machine, True
         self.last_contact_seconds = self._now()
@@ -268,7 +268,7 @@ class NodeClient:
             if isinstance(error, ThrottledError):
                 membership.on_call_throttled()
             else:
-                # If only the answer was lost, it runs on, and another call would start another instance beside it.
+                # If only the answer was lost, the instance still runs, and another call would start a second one.
                 self._may_run = isinstance(error, TransientError) and membership.state is NodeState.AWAKE
                 self._disconnect_if_gone(membership.on_call_failed())
         except BaseException:
@@ -282,7 +282,7 @@ class NodeClient:
         return is_as_expected
 
     def _back_off(self, error: StokerError) -> None:
-        """Leave the platform alone for a while after a call that has failed, each time longer."""
+        """Delay the next call after a failed one, with exponential back-off."""
         self.call_error = error
         least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_call_count, 3) / 8
         self._failed_call_count += 1
@@ -300,47 +300,47 @@ class NodeClient:
         )
 
     def _awake_connection(self) -> tuple[ProxyConnection, str] | None:
-        """Return the connection of a node that has just spoken, and its instance."""
+        """Return the connection and instance of a node that is awake; None if it must be pinged or called first."""
         self._record_received()
         if self._connection is None or not self.state_machine.can_send(self._now()):
             return None
         return self._connection, str(self.state_machine.instance)
 
     async def _wait_awake(self, end_seconds: float | None = None) -> tuple[ProxyConnection, str]:
-        """Wake it if need be, and return the connection to it and its instance; a ConnectionLostError says why not."""
+        """Wake the node if necessary, and return its connection and instance; raise ConnectionLostError on failure."""
         is_ready = self.state_machine.can_send(self._now())
         while not is_ready or self._connection is None:
             self._waiting_requests += 1
             try:
                 waking = self._start_wake_up()
                 async with asyncio.timeout_at(end_seconds):
-                    # All wait for the same call; one that is cancelled leaves it to the others.
+                    # All requests wait for the same task, which continues if one of them is cancelled.
                     await asyncio.wait([waking])
             except TimeoutError:
                 raise ConnectionLostError(f"{self.name} was not awake in time") from None
             finally:
                 self._waiting_requests -= 1
-            if why := "was let go" if waking.cancelled() else waking.result():
+            if why := "is not needed any more" if waking.cancelled() else waking.result():
                 raise ConnectionLostError(f"{self.name} {why}")
             is_ready = self.state_machine.state is NodeState.AWAKE
         return self._connection, str(self.state_machine.instance)
 
     def _start_wake_up(self) -> asyncio.Task[str]:
-        """Begin to wake it, unless that is under way."""
+        """Return the task that wakes the node; start it if it does not run."""
         if self._wake_up_task is None or self._wake_up_task.done():
             self._wake_up_task = asyncio.ensure_future(self._wake_up())
         return self._wake_up_task
 
     async def _wake_up(self) -> str:
-        """Ping or call it until it answers, as long as a request waits for it; return why that failed, if it did."""
+        """Ping or call the node until it answers, as long as a request waits; return the reason of a failure, or ""."""
         membership, begun_seconds = self.state_machine, self._now()
         while not membership.can_send(self._now()):
             if membership.state is NodeState.AWAKE and membership.last_message_seconds >= begun_seconds:
                 break
             if membership.state is NodeState.GONE:
-                return f"was called {membership.failed_attempts} times and does not come"
+                return f"was called {membership.failed_attempts} times and does not connect"
             if self._is_closed or not (self._waiting_requests or self._open_requests):
-                return "was let go"
+                return "is not needed any more"
             if self._connection is not None and (self._may_run or membership.state is NodeState.AWAKE):
                 await self._ping(self._connection)
                 continue
@@ -369,10 +369,10 @@ class NodeClient:
         else:
             self._on_answer(str(instance))
 
-    # What is heard of it.
+    # Messages of the node.
 
     def on_greeting(self, connection: ProxyConnection, greeting: Head) -> None:
-        """An instance has connected and knows the secret."""
+        """Handle the greeting of an authenticated instance."""
         report = NodeReport.parse(greeting)
         contents = self.state_machine.on_greeting(report.instance, report.version, self._now())
         if contents is None:
@@ -380,16 +380,16 @@ class NodeClient:
             return
         if self._connection is not None:
             self._connection.abort()
-        if contents is NodeContents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
+        if contents is NodeContents.DOUBTFUL:  # while this instance runs, the platform chooses the known one for a call
             self._connection = None
             self._spawn(self._call(NodeTask.SERVE))
         else:
             self._connection, self.limit_bytes = connection, report.limit_bytes
             self._on_contents(contents)
-        self._record_contact()  # those that wait for the node look only when the call has begun
+        self._record_contact()  # after the call has started, since waiters check the state then
 
     def on_notice(self, connection: ProxyConnection, kind: Kind, head: Head) -> None:
-        """An instance says something unasked: that it is here again, or that it goes."""
+        """Handle a notice: an instance was invoked again, or is about to return."""
         if connection is self._connection:
             report = NodeReport.parse(head)
             (self.state_machine.on_leaving if kind is Kind.LEAVING else self.state_machine.on_message)(
@@ -397,32 +397,32 @@ class NodeClient:
             )
             self._update_version(report)
             self._record_contact()
-        elif kind is Kind.LEAVING:  # a stranger's: should it come again, it is to greet
+        elif kind is Kind.LEAVING:  # of another instance, which must greet again if it is invoked again
             connection.abort()
 
     def _on_answer(self, instance: str) -> None:
-        """An instance has answered."""
+        """Record an answer of an instance."""
         if self.state_machine.on_message(instance, self._now()):
             self.last_contact_seconds = self._now()
 
     def _record_received(self) -> None:
-        """Count bytes of the known instance as a sign of life while it is awake: shards may be thrown away as late."""
+        """Count received bytes as a message while the node is awake: discarded late shards show that it runs, too."""
         received_seconds = self._connection.received_seconds if self._connection is not None else float("-inf")
         if self.state_machine.state is NodeState.AWAKE and received_seconds > self.state_machine.last_message_seconds:
             self.state_machine.on_message(str(self.state_machine.instance), received_seconds)
 
     def _update_version(self, report: NodeReport) -> None:
-        """Take note of the version of what it holds; those of requests at the same time come in any order."""
+        """Record the reported version, unless it is older: reports of concurrent requests arrive in any order."""
         if report.version.change_count >= self.state_machine.expected_version.change_count:
             self._change_count += report.version != self.state_machine.expected_version
             self.state_machine.on_change(report.instance, report.version)
 
     def _record_contact(self) -> None:
-        """Something has happened to it, or was done to it."""
+        """Record a contact with the node, and wake the tasks that wait for a change."""
         self.last_contact_seconds = self._now()
         self._changed.set()
-        # What was asked while it said that it goes lies on its socket: it is answered when it is called again. One that
-        # goes again before it has answered anything is left alone.
+        # Requests sent while the node was leaving are in its socket, and answered if it is called again. If it leaves
+        # again without any answer, it is not called back a second time.
         is_cut_short = (
             self._open_requests and self._connection is not None and self.state_machine.state is NodeState.SLEEPING
         )
@@ -431,27 +431,27 @@ class NodeClient:
             self._start_wake_up()
 
     async def _wait_for_change(self, seconds: float) -> bool:
-        """Wait until something happens to it; return whether that was in time."""
+        """Wait for a change of the state; return whether it came within ``seconds``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 return await self._changed.wait()
         return False
 
-    # What is not heard of it.
+    # Failures of the node.
 
     def on_disconnected(self, connection: ProxyConnection) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         if connection is self._connection and self.state_machine.instance is not None:
             instance, self._connection = self.state_machine.instance, None
             self.state_machine.on_disconnected(instance)
-            self._changed.set()  # which is no contact: whether the instance is there, the next call tells
-            if isinstance(connection.failure, WireError):  # what it sent makes no sense: a shard that is too long, say
+            self._changed.set()  # not a contact: the next call shows whether the instance still exists
+            if isinstance(connection.failure, WireError):  # it sent invalid data, for example a shard that is too long
                 self._on_wrong_data(instance)
 
     def _on_timeout(self, sent_seconds: float) -> None:
-        """It has not answered what was sent then. Many requests that wait at once are one silence.
+        """Handle the timeout of a request that was sent at a time. Timeouts of concurrent requests count as one.
 
-        An instance that has sent anything since is not silent: its answer may stand behind shards that are late.
+        There is no timeout if the instance has sent anything since: its answer may be queued behind late shards.
         """
         self._record_received()
         if max(self.state_machine.last_message_seconds, self._last_timeout_seconds) < sent_seconds:
@@ -460,25 +460,25 @@ class NodeClient:
             self._record_contact()
 
     def _on_shard_timeout(self, sent_seconds: float) -> None:
-        """It has not delivered the shard that it was asked for then. Many that it is asked for at once are one."""
-        had_time = self._now() - sent_seconds >= self._config.read_seconds / 2  # to wake it took the rest
+        """Handle the timeout of a request for a shard. Timeouts of concurrent requests count as one."""
+        had_time = self._now() - sent_seconds >= self._config.read_seconds / 2  # otherwise waking it took the time
         if had_time and self._last_delivery_seconds <= sent_seconds:
             self._last_delivery_seconds = self._now()
             self._disconnect_if_gone(self.state_machine.on_shard_timeout())
 
     def _on_wrong_data(self, instance: str) -> None:
-        """An instance has sent what it was not to send."""
+        """Count wrong or invalid data of an instance."""
         if is_given_up := self.state_machine.on_wrong_shard(instance):
             _log.warning(
-                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the "
-                "way to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
+                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or its "
+                "network is faulty, or the shards are forged: check who may change the function, and deploy it again",
                 self.name,
                 instance,
             )
         self._disconnect_if_gone(is_given_up)
 
     def _disconnect_if_gone(self, is_gone: bool) -> None:
-        """Close the connection of a node if it is given up: what it held is lost."""
+        """If the node has become GONE, close its connection and report its contents as lost."""
         if is_gone:
             if self._connection is not None:
                 self._connection.abort()
@@ -488,7 +488,7 @@ class NodeClient:
 
 
 async def _stop_instance(connection: ProxyConnection, timeout_seconds: float) -> None:
-    """Tell an instance that is not needed to return."""
+    """Send STOP to an instance that is not the node, and close its connection."""
     with suppress(StokerError):
         await connection.request(Kind.STOP, timeout_seconds=timeout_seconds)
     await connection.close()

@@ -1,25 +1,26 @@
-"""State machine of one node, as the proxy knows it: may it be sent to, must it be asked, or be called first?
+"""State machine of one node, in the proxy: whether the proxy can send requests, or must ping or call the node first.
 
-A node is a function: nobody can connect to it. A call starts or thaws one of its **instances**, which dials out to the
-proxy and greets with the version of its contents, so the proxy knows what it still holds (A. Wang et al., "InfiniCache"
-(FAST 2020), sections 3.3 and 3.4: sleeping, active and maybe, a ping before a request, another call if it is not
-answered; J. Zhang et al., "InfiniStore" (PVLDB 16, 2023): the expected state is compared, so that lost memory is
-noticed).
+A node is a function, which does not accept connections. A call starts or resumes one of its **instances**, which
+connects to the proxy and greets with the version of its contents, so the proxy knows which shards it still holds (A.
+Wang et al., "InfiniCache" (FAST 2020), sections 3.3 and 3.4: states sleeping, active and maybe, a ping before a
+request, another call if the ping is not answered; J. Zhang et al., "InfiniStore" (PVLDB 16, 2023): comparison with the
+expected version detects lost memory).
 
-A call changes no state: it is only counted. A refused event changes nothing: its source is not the node. A platform
-that is called while an instance runs starts another one, and that must not pass for the node: as long as the known
-instance is or may be running, another one with other contents is refused. So one late answer costs nothing of what the
-node holds. When the known instance sleeps, a call should have woken it if it still were there, so then a stranger is
-the node and what it does not hold is lost. But a platform may take another instance all the same. A stranger that holds
-nothing is therefore believed at once only if the connection of the known one has broken. Otherwise the function is
-called once more while the stranger runs, which leaves the platform the known one, if there is one; the instance that
-greets then is the node. A call too many, with its cold start, costs some hundredths of moving what a full node held.
+A call changes no state; it is only counted. A rejected event changes nothing: its source is not the node. If a platform
+is called while an instance runs, it starts another one, which must not be taken for the node: as long as the known
+instance runs or may run, another one with other contents is rejected. So one late answer loses no contents. If the
+known instance sleeps, a call should have resumed it if it still existed, so another instance is the node then, and the
+contents that it does not hold are lost. But the platform may choose another instance nevertheless. An empty other
+instance is therefore accepted at once only if the connection of the known one has broken. Otherwise the function is
+called once more while the other instance runs, so that the platform can only choose the known one, if it exists; the
+instance that greets then is the node. An unnecessary call, with its cold start, costs a few hundredths of the cost of
+writing the contents of a full node again.
 
-Messages of an instance other than the known one, or on a broken connection, are dropped before they get here.
+The caller drops messages of instances other than the known one, and those on a broken connection.
 
-An instance that answers with wrong shards gets a strike for each, which no right ones make up for. At the last one the
-node is given up. When that instance greets again, nothing of what it lists is believed, and one more strike gives it up
-again; with another instance the node begins anew.
+Each wrong shard of an instance is counted; correct shards do not reset the count. At the maximum, the node becomes
+GONE. If the same instance greets again, its list of shards is not trusted, and the next wrong shard makes the node GONE
+again; another instance starts with a count of 0.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from stoker_warm._shard import StoreVersion
 
 
 class NodeState(enum.Enum):
-    """What the proxy knows of a node.
+    """State of a node, as the proxy knows it.
 
     Attributes:
-        SLEEPING: nothing of it runs, or not yet: calls may be under way.
-        AWAKE: its instance is connected, and has not been silent since it spoke.
-        MAYBE: it was awake, and its connection broke or it does not answer; it may still run and hold what it held.
-        GONE: it was tried too often; what it held is lost. It comes back by greeting.
+        SLEEPING: No instance runs, or none has connected yet; calls may be open.
+        AWAKE: Its instance is connected, and no timeout has passed since its last message.
+        MAYBE: It was awake, but its connection broke or it does not answer; it may still run and hold its contents.
+        GONE: Too many attempts failed; its contents count as lost. It returns when an instance greets.
     """
 
     SLEEPING = "sleeping"
@@ -48,19 +49,19 @@ class NodeState(enum.Enum):
 
 
 class NodeEvent(enum.Enum):
-    """What happens to a node."""
+    """Event in the life of a node."""
 
-    GREETED = "an instance connected that is the known one or has the contents that are expected"
+    GREETED = "the known instance connected, or another one with the expected contents"
     GREETED_OTHER = "another instance connected, with other contents or none"
-    GREETED_EMPTY = "another instance connected that holds nothing, and the known one, which does, may still be there"
-    MESSAGE = "the known instance answered, or said that it was woken"
+    GREETED_EMPTY = "another, empty instance connected, while the known one, which is not empty, may still exist"
+    MESSAGE = "the known instance answered, or sent that it was invoked again"
     LEAVING = "the known instance is about to return"
     DISCONNECTED = "the connection to the known instance broke"
-    TIMED_OUT = "a deadline passed without a message of it"
-    CALLS_ENDED = "the last call that was open ended, well or not"
-    ATTEMPTS_EXHAUSTED = "it was tried as often as is sensible"
-    NOTHING_DELIVERED = "it was asked for shards as often, and delivered none, whatever else it answers"
-    WRONG_SHARDS = "it answered with wrong shards as often"
+    TIMED_OUT = "a timeout passed without a message of the known instance"
+    CALLS_ENDED = "the last open call ended, successfully or not"
+    ATTEMPTS_EXHAUSTED = "the maximum number of attempts has failed"
+    NOTHING_DELIVERED = "the maximum number of requests for shards brought no shard, even if it answers pings"
+    WRONG_SHARDS = "it sent the maximum number of wrong shards"
 
 
 _SLEEPING, _AWAKE, _MAYBE, _GONE = NodeState
@@ -82,87 +83,83 @@ TRANSITIONS: dict[tuple[NodeState, NodeEvent], NodeState | None] = {
     }.items()
     for state, after in zip(NodeState, row, strict=True)
 }
-"""Every state with every event → the state after it; None is a refusal."""
+"""State and event → next state; None rejects the event."""
 
 
 class NodeContents(enum.Enum):
-    """What a node that has greeted holds."""
+    """Contents of a node that has greeted."""
 
-    EXPECTED = "what it is believed to hold"
-    UNKNOWN = "something else; ask for a list, and believe nothing that is not on it"
-    NONE = "nothing; what it was believed to hold is lost"
+    EXPECTED = "the shards that the directory has for it"
+    UNKNOWN = "other shards; request the list of shards, and replace the node's contents by it"
+    NONE = "nothing; the shards that the directory has for it are lost"
     DOUBTFUL = "nothing, but this may not be the node"
-    """Close the connection of the known instance, call the function once more while this one runs, and believe the
+    """Close the connection of the known instance, call the function once more while this one runs, and accept the
     instance that greets then."""
 
 
 class NodeStateMachine:
-    """One node's state. It decides and never waits; times are those of the caller's clock, in seconds.
+    """State machine of one node. It does no I/O and never waits; times are those of the caller's clock, in seconds.
 
-    Invariants: AWAKE has a connection, GONE has none. ``expected_version`` is what the known instance last said that it
-        holds;
-    with no known instance it is the version of nothing.
+    Invariants: AWAKE has a connection, GONE has none. ``expected_version`` is the version that the known instance last
+    reported; without a known instance it is the version of an empty store.
 
     Args:
-        fresh_seconds: after its last message, in which a node is believed to be awake without being asked.
-        max_attempts: failed attempts in a row, without a message in between, after which it is given up; wrong shards,
-            too.
+        fresh_seconds: Time after its last message in which a node counts as awake without a ping.
+        max_attempts: Maximum number of consecutive failed attempts, and of wrong shards, at which the node is GONE.
     """
 
     def __init__(self, *, fresh_seconds: float = 1.0, max_attempts: int = 3) -> None:
         if not 0 <= fresh_seconds < math.inf or max_attempts < 1:
             raise ConfigError(
-                f"a node needs fresh_seconds from 0 and tries from 1, not {fresh_seconds} and {max_attempts}"
+                f"fresh_seconds must be at least 0 and tries at least 1, not {fresh_seconds} and {max_attempts}"
             )
         self._fresh_seconds, self._max_attempts = fresh_seconds, max_attempts
         self.state = NodeState.SLEEPING
         self.instance: str | None = None
-        """The known instance: the messages of others are ignored."""
+        """Id of the known instance; messages of other instances are ignored."""
         self.is_connected = False
         self.expected_version = StoreVersion()
-        """What the known instance holds."""
+        """Version of the known instance's contents."""
         self.has_shard_list = True
-        """Whether the shards behind ``expected_version`` are known one by one.
+        """Whether the directory has exactly the shards of version ``expected_version``.
 
-        Set it when the known instance has listed them; unset it when that was sent shards or deletions, and whether it
-        has carried them out is not known: its next word on a change covers these, too, so versions would not tell.
+        Set it when the known instance has listed its shards. Unset it when the outcome of a write or deletion is
+        unknown: the next version that the instance reports includes it, so comparing versions would not detect it.
         """
         self.calls = 0
-        """Calls that have not ended."""
+        """Number of open calls."""
         self.failed_attempts = 0
-        """Failed attempts since its last word."""
+        """Number of failed attempts since its last message."""
         self.last_message_seconds = -math.inf
-        """When its last word came."""
+        """Time of its last message."""
         self._has_call_message = True
         self._is_waiting_for_call = False
         self._shard_timeouts, self._wrong_shards = dict[str | None, int](), dict[str | None, int]()
 
     def can_send(self, now_seconds: float) -> bool:
-        """Return whether requests can go out at once."""
+        """Return whether requests can be sent at once."""
         return self.state is NodeState.AWAKE and now_seconds - self.last_message_seconds <= self._fresh_seconds
 
     @property
     def must_invoke(self) -> bool:
-        """Whether it is to be called before it can be used.
+        """Whether the node must be called before requests can be sent.
 
-        Not while a call is open that may yet bring a message: a second one would start a second instance. Wait for a
-        greeting, a message, the end of the call or a deadline, whichever is first. Not when it is GONE either: readers
-        do not wait for such a node; a call that is due to keep it warm may bring it back.
+        False while an open call may still bring a message, because a second call would start a second instance: wait
+        for a greeting, a message, the end of the call or a timeout, whichever is first. False if the node is GONE, too:
+        readers do not wait for such a node, but a heartbeat call may bring it back.
         """
         return self.state in (NodeState.SLEEPING, NodeState.MAYBE) and not self._is_waiting_for_call
 
     def on_call_started(self) -> None:
-        """A call was sent off."""
+        """Record that a call has started."""
         self.calls += 1
         self._has_call_message, self._is_waiting_for_call = False, True
 
     def on_greeting(self, instance: str, version: StoreVersion, now_seconds: float) -> NodeContents | None:
-        """An instance has connected and is authenticated.
-
-        It takes the place of a connection that there was.
+        """Record the greeting of an authenticated instance, which replaces an earlier connection.
 
         Returns:
-            What to think of the contents; None if it is not the node: tell it to stop.
+            Contents of the node; None if the instance is not the node, and should be stopped.
         """
         is_expected = version == self.expected_version
         if is_expected or instance == self.instance:
@@ -185,50 +182,50 @@ class NodeStateMachine:
         return contents
 
     def on_message(self, instance: str, now_seconds: float) -> bool:
-        """An instance has answered, or says that it was woken; return whether it is the node's."""
+        """Record that an instance has answered or was invoked again; return whether it is the known one."""
         return self._apply_message(instance, NodeEvent.MESSAGE, now_seconds)
 
     def on_change(self, instance: str, version: StoreVersion) -> None:
-        """The known instance has put shards away or let them go, and says what it holds now."""
+        """Record the version that an instance reports after its contents have changed."""
         if self._is_known_instance(instance):
             self.expected_version = version
 
     def on_leaving(self, instance: str, now_seconds: float) -> bool:
-        """An instance is about to return; return whether it is the node's."""
+        """Record that an instance is about to return; return whether it is the known one."""
         return self._apply_message(instance, NodeEvent.LEAVING, now_seconds)
 
     def on_disconnected(self, instance: str) -> bool:
-        """The connection to an instance broke; return whether it is the node's."""
+        """Record that the connection to an instance broke; return whether it is the known one."""
         if not self._is_known_instance(instance) or not self._advance(NodeEvent.DISCONNECTED):
             return False
         self.is_connected = False
         return True
 
     def on_timeout(self) -> bool:
-        """A ping, a request or a call has brought no message by its deadline.
+        """Record that a ping, a request or a call has brought no message before its timeout.
 
         Returns:
-            Whether the node is given up by this: what it held is lost, and its connection is to be closed.
+            Whether this makes the node GONE: its contents are lost, and the caller must close its connection.
         """
         self._is_waiting_for_call = False
         self._advance(NodeEvent.TIMED_OUT)
         return self._count_failed_attempt()
 
     def on_shard_answer(self) -> None:
-        """The known instance has answered what it was asked for a shard."""
+        """Record that the known instance has answered a request for a shard."""
         self._shard_timeouts.clear()
 
     def on_shard_timeout(self) -> bool:
-        """A deadline passed without a shard, though the instance may answer pings; return as :meth:`on_timeout` does.
+        """Record a timeout without a shard, even if the instance answers pings; returns as :meth:`on_timeout`.
 
-        An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
+        If an instance became GONE by this and greets again, its next such timeout suffices, until it delivers a shard.
         """
         self._shard_timeouts = _increment_count(self._shard_timeouts, self.instance)
         is_its_last = self._shard_timeouts[self.instance] >= self._max_attempts
         return is_its_last and self._advance(NodeEvent.NOTHING_DELIVERED) and self._reset()
 
     def on_wrong_shard(self, instance: str) -> bool:
-        """The known instance has answered with a wrong shard; return as :meth:`on_timeout` does."""
+        """Record a wrong shard of an instance, if it is the known one; returns as :meth:`on_timeout`."""
         if instance != self.instance:
             return False
         self._wrong_shards = _increment_count(self._wrong_shards, instance)
@@ -236,29 +233,29 @@ class NodeStateMachine:
 
     @property
     def is_distrusted(self) -> bool:
-        """Whether the known instance was given up for wrong shards, so that nothing of what it lists is believed."""
+        """Whether the known instance has sent too many wrong shards, so that its list of shards is not trusted."""
         return self._wrong_shards.get(self.instance, 0) >= self._max_attempts
 
     def on_call_returned(self) -> bool:
-        """A call ended well; return as :meth:`on_timeout` does. One that brought no message was a try."""
+        """Record that a call returned; one without a message counts as a failed attempt. Returns as :meth:`silent`."""
         return self._end_call(is_failed_attempt=not self._has_call_message and self.calls == 1)
 
     def on_call_failed(self) -> bool:
-        """A call ended with an error, or may have; return as :meth:`on_timeout` does."""
+        """Record that a call failed, or may have failed; returns as :meth:`on_timeout`."""
         return self._end_call(is_failed_attempt=True)
 
     def on_call_throttled(self) -> None:
-        """A call was not carried out, since the platform runs too many: no fault of the node."""
+        """Record that the platform throttled a call, which is no failed attempt of the node."""
         self._end_call(is_failed_attempt=False)
 
     def _end_call(self, *, is_failed_attempt: bool) -> bool:
         if not self.calls:
-            raise StateError("a node's call has ended that was not under way")
+            raise StateError("a call of a node has ended, but none is open")
         self.calls -= 1
         if not self.calls:
             self._is_waiting_for_call = False
             self._advance(NodeEvent.CALLS_ENDED)
-        # An instance that is awake is not concerned by a call that failed beside it.
+        # The failure of another call does not concern an instance that is awake.
         return is_failed_attempt and self.state is not NodeState.AWAKE and self._count_failed_attempt()
 
     def _count_failed_attempt(self) -> bool:
@@ -298,5 +295,5 @@ class NodeStateMachine:
 
 
 def _increment_count(counts: dict[str | None, int], instance: str | None) -> dict[str | None, int]:
-    """Return how often an instance has offended, this time included; with another one the count begins anew."""
+    """Return the count of an instance, increased by one; the counts of other instances are dropped."""
     return {instance: counts.get(instance, 0) + 1}

@@ -1,9 +1,8 @@
-"""Objects as shards on nodes: how they are read, and written behind the back of their reader.
+"""Objects as shards on nodes: reads, and writes in the background.
 
-All shards of an object are asked for at once, and the first that restore it are taken; a late one is read and thrown
-away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A wrong shard, which its MAC tells, is a lost one. What
-nodes have lost is written again from the bytes that have just been read, and what nothing will be read from any more is
-deleted when its node is written to.
+A read requests all shards of an object at once, and uses the first ones that suffice; late shards are received and
+discarded (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard with a wrong MAC counts as lost. Lost shards
+are written again from the bytes of a successful read, and tombstones are deleted when their node is written to.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ _log = logging.getLogger("stoker.warm.writing")
 
 
 class ShardedObjects:
-    """Objects on nodes, and a bounded amount of copies that wait to be written. Lives on the proxy's event loop.
+    """Objects on nodes, and a bounded queue of copies to write. Used by the proxy's event loop only.
 
     Args:
-        config: of the tier.
-        nodes: by number.
-        bill: where objects that are read are counted.
-        rng: for choosing nodes.
-        spawn: runs a coroutine until it ends or the proxy does.
+        config: Settings of the proxy.
+        nodes: Nodes by number.
+        bill: Bill that counts the delivered objects.
+        rng: Random generator for choosing nodes.
+        spawn: Function that runs a coroutine as a task, which is cancelled when the proxy closes.
 
     Attributes:
-        directory: which shards are where.
-        counters: what was done.
-        write_tasks: what writes an object, or is about to, by the object's name.
+        directory: Index of objects and shards.
+        counters: Counters.
+        write_tasks: Name of an object → task that writes it, or waits to write it.
     """
 
     def __init__(
@@ -61,22 +60,22 @@ class ShardedObjects:
         self._delete_locks = [asyncio.Lock() for _ in range(config.nodes)]
 
     def find(self, name: str) -> list[int] | None:
-        """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
+        """Return the node of each shard of an object, as :meth:`Directory.find`; None counts as a miss."""
         nodes = self.directory.find(name)
         self.counters.misses += nodes is None
         return nodes
 
     async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is here; verified shard by shard.
+        """Read an object into ``into``, and verify each shard.
 
-        When the call ends, however it ends, nothing writes to ``into`` any more.
+        Once this returns or raises, even if cancelled, nothing writes to ``into`` any more.
 
         Args:
-            name: of the object.
-            into: memory of the object's size.
+            name: Name of the object.
+            into: Memory of the object's size.
 
         Returns:
-            Whether it was here, and enough shards of it could be had in ``read_seconds``.
+            True if the object was read; False if it is not here, or too few shards arrived within ``read_seconds``.
         """
         nodes = self.find(name)
         if nodes is None:
@@ -91,7 +90,7 @@ class ShardedObjects:
         if missing:
             self.counters.restored += 1
             here = {at: view for at, view in parity.items() if at in right}
-            if code.parity == 1:  # which takes less time than handing it over
+            if code.parity == 1:  # faster than passing the work to a thread
                 restore(code, len(into), into, here, missing)
             else:
                 await run_in_thread(lambda _: restore(code, len(into), into, here, missing))
@@ -101,17 +100,17 @@ class ShardedObjects:
         return True
 
     def count_hit(self, size_bytes: int) -> None:
-        """Count a read of an object, be it one that another read has fetched."""
+        """Count a read of an object, including one that was served by another read's bytes."""
         self.counters.hits += 1
         self._bill.count_read(size_bytes)
 
     async def _read_shards(
         self, name: str, nodes: Sequence[int], targets: Sequence[memoryview]
     ) -> tuple[set[int], list[int]]:
-        """Ask for all shards at once, until enough are right or too many are not there, and leave the others.
+        """Request all shards at once, and wait until enough are valid or too many have failed; cancel the others.
 
         Returns:
-            The positions of shards that are right, and of those that nodes have lost.
+            Positions of the valid shards, and of the lost ones.
         """
         code = self._config.code
         asked: dict[asyncio.Task[GetOutcome], ShardId] = {}
@@ -140,40 +139,40 @@ class ShardedObjects:
         return right, lost
 
     def offer(self, name: str, data: memoryview, *, must_copy: bool = True) -> None:
-        """Put an object away some time, if there is room for it until then. Never blocks.
+        """Queue an object for writing, if the queue has room. Never blocks.
 
         Args:
-            name: of the object.
-            data: its bytes.
-            must_copy: whether to copy them, lest they change until then.
+            name: Name of the object.
+            data: Bytes of the object.
+            must_copy: Whether to copy the bytes; otherwise they must not change until they are written.
         """
         if not self.has(name) and self.has_room(len(data)):
             self._start_write(name, bytes(data) if must_copy else data)
 
     def has(self, name: str) -> bool:
-        """Return whether an object is here, or on its way."""
+        """Return whether an object is here or queued for writing."""
         return self.directory.find(name) is not None or name in self.write_tasks
 
     def has_room(self, size_bytes: int) -> bool:
-        """Return whether a copy of an object may wait; if not, that counts as declined."""
+        """Return whether the queue has room for a copy of an object; if not, count it as declined."""
         has_room = self._has_pending_room(size_bytes)
         self.counters.declined += not has_room
         return has_room
 
     def _start_repair(self, name: str, data: memoryview) -> None:
-        """Put the lost shards of an object that is here away again; if there is room for a copy."""
+        """Queue the lost shards of an object for writing, if the queue has room for a copy of the object."""
         is_here = self.directory.find(name, is_use=False) is not None
         if is_here and name not in self.write_tasks and self._has_pending_room(len(data)):
             self._start_write(name, bytes(data))
 
     def remove(self, name: str) -> None:
-        """Forget an object, also one that is being written. Its shards are deleted when their nodes are written to."""
+        """Remove an object, even while it is being written. Its shards are deleted when their nodes are written to."""
         if name in self.write_tasks:
             self.write_tasks[name].cancel()
         self.directory.remove_object(name)
 
     def close(self) -> None:
-        """Take no more."""
+        """Decline all further offers."""
         self._is_closed = True
 
     def _has_pending_room(self, size_bytes: int) -> bool:
@@ -206,7 +205,7 @@ class ShardedObjects:
                 self.counters.declined += 1
 
     async def _write_shards(self, name: str, data: bytes | memoryview, nodes: Mapping[int, int]) -> int:
-        """Write shards of an object to the nodes that are reserved, by position; return how many took theirs."""
+        """Write shards of an object to their reserved nodes, by position; return the number of stored shards."""
         code = self._config.code
         ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
         try:
@@ -228,32 +227,30 @@ class ShardedObjects:
             await self._delete_tombstones(node)
             evicted = await node.set(shard, payload)
         except StoreError as error:
-            _log.debug("%s does not take a shard: %s", node.name, error)
+            _log.debug("a shard could not be written to %s: %s", node.name, error)
             return False
         for each in evicted or ():
             self.directory.remove_shard(number, each)
         return evicted is not None and self.directory.commit_shard(number, shard)
 
     async def _delete_tombstones(self, node: NodeClient) -> None:
-        """Delete what is to be deleted at a node; after an error, what was not deleted remains to be."""
-        async with self._delete_locks[
-            node.number
-        ]:  # lest a shard is put there again before a second order to delete it
+        """Delete a node's tombstones; after an error, those that were not deleted remain."""
+        async with self._delete_locks[node.number]:  # so that no second deletion follows a new write of the same shard
             while page := self.directory.list_tombstones(node.number, MAX_SHARDS_PER_FRAME):
                 await node.delete(page)
                 self.directory.clear_tombstones(node.number, page)
 
     async def learn_limits(self) -> None:
-        """Wake nodes whose limit is not known yet."""
+        """Wake the nodes whose limit is not known yet."""
         unknown = [
             each for each in self._nodes if not each.limit_bytes and each.state_machine.state is not NodeState.GONE
         ]
         for name, why in (await for_each_node(unknown, NodeClient.ping)).items():
-            _log.debug("%s does not say how much it holds: %s", name, why)
+            _log.debug("the limit of %s is unknown: %s", name, why)
 
 
 async def for_each_node(nodes: Sequence[NodeClient], action: Callable[[NodeClient], Awaitable[None]]) -> dict[str, str]:
-    """Do something at all nodes at once; return name → what went wrong, of those where it failed."""
+    """Run ``work`` for all nodes concurrently; return node name → error message for the failed ones."""
 
     async def problem_of(node: NodeClient) -> str:
         try:

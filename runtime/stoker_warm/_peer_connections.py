@@ -1,10 +1,10 @@
-"""Both ends of a connection: the proxy asks, and a node answers, at once and in the order of the requests.
+"""Client and server side of a connection: the proxy sends requests, and a node answers each at once, in order.
 
-The body of an answer is received straight into the memory of the caller. A request that is cancelled lets go of its
-memory at once; the node is not told, and its answer is read and thrown away.
+The body of an answer is received directly into the caller's memory. A cancelled request releases its memory at once;
+the node is not notified, and its answer is received and discarded.
 
-Memory is bounded whatever the peer does: a node reads no further requests while answers to earlier ones wait to be
-sent, and the proxy takes nothing that it did not ask for.
+Memory is bounded regardless of the peer: a node reads no further requests while earlier answers wait to be sent, and
+the proxy accepts only answers to its requests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from stoker_warm._frames import NOTICE_KINDS, REPLY_KINDS, Buffer, Frame, Head, 
 _log = logging.getLogger("stoker.warm.serving")
 
 MAX_OPEN_REQUESTS = 64
-"""Without an answer, at most; more wait for their turn."""
+"""Maximum number of unanswered requests on a connection; further requests wait."""
 _SHOWN_CHARACTERS = 500
-"""Of what a node tells the proxy about its failure."""
+"""Maximum length of the text of a node's error."""
 
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A request without an answer; cancelled if its outcome is done."""
+    """A request that waits for its answer; it is cancelled if ``outcome`` is done."""
 
     kind: Kind
     frame: OutgoingFrame
@@ -39,11 +39,11 @@ class _PendingRequest:
 
 
 class ProxyConnection(PeerConnection):
-    """The end of the proxy, which asks.
+    """The proxy's end of a connection, which sends requests.
 
     Args:
-        handshake: of this end, for this connection only.
-        on_notice: is called with this connection, kind and head of each notice. A WireError that it raises ends the
+        handshake: This end's side of the handshake, used for this connection only.
+        on_notice: Callback for each notice, with this connection, kind and head. A WireError that it raises ends the
             connection.
     """
 
@@ -62,25 +62,25 @@ class ProxyConnection(PeerConnection):
         into: memoryview | None = None,
         timeout_seconds: float | None = None,
     ) -> Frame:
-        """Ask the node, and return its answer, which comes behind those to all earlier requests.
+        """Send a request to the node, and return its answer, which arrives after those to all earlier requests.
 
-        When this returns or raises, cancelled too, nothing writes to ``into`` any more.
+        Once this returns or raises, even if cancelled, nothing writes to ``into`` any more.
 
         Args:
-            kind: a key of ``ANSWERS``.
-            head: of the request.
-            body: parts that are sent one behind the other. Their memory is never changed: it may be sent later.
-            into: memory for the body of the answer, which may be shorter; without, it is thrown away.
-            timeout_seconds: in seconds, the wait for its turn and the sending included.
+            kind: Kind of the request, a key of ``ANSWERS``.
+            head: Head of the request.
+            body: Parts of the body, sent in order. Do not change their memory: it may be sent later.
+            into: Memory for the body of the answer, which may be shorter; None discards the body.
+            timeout_seconds: Timeout in seconds, including the wait for a free slot and the sending; None waits forever.
 
         Returns:
-            One of the kinds in ``ANSWERS``, but FAILED, which is raised.
+            An answer of a kind in ``ANSWERS`` other than FAILED.
 
         Raises:
-            ConnectionLostError: the connection is not open, or broke.
-            DeadlineError: there was no answer in time. The connection stays open.
-            ServerError: the node says that it failed.
-            WireError: the request cannot be sent.
+            ConnectionLostError: The connection is not open, or broke.
+            DeadlineError: There was no answer in time. The connection stays open.
+            ServerError: The node answered FAILED.
+            WireError: The request cannot be encoded.
         """
         deadline = asyncio.timeout(timeout_seconds)
         try:
@@ -91,14 +91,14 @@ class ProxyConnection(PeerConnection):
                 raise
             raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout_seconds:g} s") from None
         finally:
-            # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
+            # It refers to the task, whose cancellation refers to this frame: a cycle that would keep the memory alive.
             del deadline
 
     async def _send_request(
         self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None
     ) -> Frame:
         if kind not in REPLY_KINDS:
-            raise WireError(f"{kind.name} is no request")
+            raise WireError(f"{kind.name} is not a request")
         target = into.cast("B") if into is not None else None
         request = _PendingRequest(kind, OutgoingFrame(kind, head, body), target, self._loop.create_future())
         await self._request_slots.acquire()
@@ -117,7 +117,7 @@ class ProxyConnection(PeerConnection):
         raise outcome
 
     def _cancel_request(self, request: _PendingRequest) -> None:
-        """Let go of a request's memory, and withdraw what was not begun."""
+        """Release a cancelled request's memory, and remove it from the queue if sending has not begun."""
         request.into = None
         if not request.frame.has_begun and self.failure is None:
             self._outbox.remove(request.frame)
@@ -131,11 +131,11 @@ class ProxyConnection(PeerConnection):
             return None
         request = self._requests[0] if self._requests else None
         if request is None or not request.frame.is_complete or kind not in REPLY_KINDS[request.kind]:
-            raise WireError(f"a {kind.name} frame came, which answers nothing that was asked")
+            raise WireError(f"a {kind.name} frame arrived that answers no open request")
         if request.into is None:
             return None
         if body_bytes > len(request.into):
-            raise WireError(f"a {kind.name} frame has a body of {body_bytes} bytes, room is for {len(request.into)}")
+            raise WireError(f"a {kind.name} frame has a body of {body_bytes} bytes, at most {len(request.into)} fit")
         return request.into[:body_bytes]
 
     def _handle_frame(self, frame: Frame) -> None:
@@ -148,7 +148,7 @@ class ProxyConnection(PeerConnection):
             return
         if frame.kind is Kind.FAILED:
             said = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
-            why = "".join(each if each.isprintable() else "?" for each in said)  # it may end up on a terminal
+            why = "".join(each if each.isprintable() else "?" for each in said)  # it may be shown on a terminal
             request.result.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
         else:
             request.result.set_result(frame)
@@ -156,24 +156,24 @@ class ProxyConnection(PeerConnection):
     def _on_failure(self) -> None:
         for request in self._requests:
             self._request_slots.release()
-            if not request.result.done():  # a result, not an exception, which might never be retrieved
+            if not request.result.done():  # as a result: an exception might never be retrieved
                 request.result.set_result(self._create_error())
         self._requests.clear()
 
 
 ReplyParts = tuple[Kind, Head, Sequence[Buffer]]
-"""Kind, head and body of an answer. The memory of the body is not changed any more."""
+"""Kind, head and body of an answer. The memory of the body must not change any more."""
 
 RequestHandler = Callable[[Kind, Head, bytearray], ReplyParts]
-"""Answers a request, whose body belongs to it. A StokerError that it raises is told to the proxy."""
+"""Handles a request, and may keep its body. The proxy receives the message of a StokerError that it raises."""
 
 
 class NodeConnection(PeerConnection):
-    """The end of a node, which answers.
+    """A node's end of a connection, which answers requests.
 
     Args:
-        handshake: of this end, for this connection only.
-        handler: answers the proxy's requests.
+        handshake: This end's side of the handshake, used for this connection only.
+        handler: Handler of the proxy's requests.
     """
 
     def __init__(self, handshake: Handshake, handler: RequestHandler) -> None:
@@ -185,24 +185,24 @@ class NodeConnection(PeerConnection):
 
     @property
     def is_sending(self) -> bool:
-        """Whether answers wait for the proxy to take what was sent before."""
+        """Whether answers wait to be sent, because the proxy has not received earlier data yet."""
         return bool(self._outbox)
 
     def notify(self, kind: Kind, head: Head) -> None:
-        """Send a notice: a kind of ``NOTICES``.
+        """Send a notice, of a kind in ``NOTICES``.
 
         Raises:
-            ConnectionLostError: the connection is not open.
+            ConnectionLostError: The connection is not open.
         """
         if not self.is_open:
             raise self._create_error()
         self._send(OutgoingFrame(kind, head))
 
     async def flush(self) -> None:
-        """Wait until all that was to be sent is with the transport and, but for TLS, with the kernel.
+        """Wait until all queued data was written to the transport, and without TLS, also to the kernel.
 
         Raises:
-            ConnectionLostError: the connection broke before.
+            ConnectionLostError: The connection broke before.
         """
         while (self._outbox or self._is_write_paused) and self.failure is None:
             self._has_flushed.clear()
@@ -212,7 +212,7 @@ class NodeConnection(PeerConnection):
 
     def _select_body_buffer(self, kind: Kind, body_bytes: int) -> memoryview | None:
         if kind not in REPLY_KINDS:
-            raise WireError(f"a {kind.name} frame came, which is no request")
+            raise WireError(f"a {kind.name} frame arrived, which is not a request")
         self._body = bytearray(body_bytes)
         return memoryview(self._body)
 
@@ -221,17 +221,17 @@ class NodeConnection(PeerConnection):
         try:
             kind, head, parts = self._handler(frame.kind, frame.head, body)
             if kind not in REPLY_KINDS[frame.kind]:
-                raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
+                raise WireError(f"{kind.name} is not an answer to {frame.kind.name}")
             answer = OutgoingFrame(kind, head, parts)
         except StokerError as error:
             answer = _create_failure(f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - a boundary: the proxy gets it, and the log
+        except Exception as error:  # noqa: BLE001 - a task boundary: reported to the proxy and the log
             _log.exception("a %s request of the proxy failed", frame.kind.name)
             answer = _create_failure(type(error).__name__)
         self._send(answer)
 
     def _on_written(self) -> None:
-        """Read no further while answers wait to be sent."""
+        """Pause reading while answers wait to be sent."""
         if not self._outbox:
             self._has_flushed.set()
         if self._transport is None or self._transport.is_closing() or self._is_read_paused == self.is_sending:

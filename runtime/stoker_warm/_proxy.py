@@ -1,7 +1,8 @@
-"""The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
+"""The proxy: writes objects as shards to nodes, and reads them from the nodes that answer first.
 
-It runs beside the trainer, or for several trainers. Nodes dial out to it, so it listens, calls them when they are
-needed and to keep them warm, learns what they hold, and has the bill. Nothing here is ever the only copy.
+It runs in the trainer's process, or as a server for several trainers. It listens for the nodes' connections, calls
+nodes when they are needed and to keep them warm, learns their contents, and keeps the bill. A node never holds the only
+copy of an object.
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ from stoker_warm._shard import ShardMac
 _log = logging.getLogger("stoker.warm.proxy")
 
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
-"""Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
+"""Calls a function, by name, with an event, and waits for its result; raises as :meth:`stoker.abc.Executor.call`."""
 
 _BILLABLE_ERRORS = (FunctionError, TransientError)
-"""Errors of calls that may be billed: anything else was refused before a function ran."""
+"""Errors of calls that may be billed; with any other error, the function did not run."""
 MAX_HEARTBEATS = 16
-"""Calls to keep nodes warm that are under way at a time."""
+"""Maximum number of concurrent heartbeat calls, which keep nodes warm."""
 _MAX_SHOWN_PROBLEMS = 5
 _MAX_PROBLEM_CHARACTERS = 300
 
 
 class Proxy:
-    """Objects in the memory of nodes. Lives on one event loop.
+    """Proxy of a warm tier, which stores objects in the memory of nodes. Used by one event loop.
 
     Args:
-        config: the tier's settings.
-        secret: of the deployment.
-        invoke: calls functions by their names.
-        listener: where nodes dial.
-        mac: of shards.
-        prices: for its bill; without one, functions cost nothing.
-        rng: for choosing nodes.
+        config: Settings of the proxy.
+        secret: Secret of the deployment.
+        invoke: Function that calls functions by their names.
+        listener: Listener for the nodes' connections.
+        mac: Key for the MACs of shards.
+        prices: Prices for the bill; None counts the functions as free.
+        rng: Random generator for choosing nodes.
 
     Attributes:
-        config: the tier's settings.
-        listener: where nodes dial.
-        bill: what it has cost so far.
-        objects: reads, keeps and writes them.
+        config: Settings of the proxy.
+        listener: Listener for the nodes' connections.
+        bill: Cost of the tier so far.
+        objects: Objects on the nodes.
 
     Raises:
-        MissingExtraError: what the code needs is not installed.
+        MissingExtraError: A package that the erasure code needs is not installed.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class Proxy:
         self._is_closed = False
 
     async def start(self) -> Self:
-        """Listen, and call all nodes: what they hold from an earlier proxy is known once they have greeted.
+        """Listen, and call all nodes; contents from an earlier proxy become known when the nodes greet.
 
         Raises:
-            ConfigError: the address cannot be used.
+            ConfigError: The address cannot be used.
         """
         self._start_seconds = asyncio.get_running_loop().time()
         self._nodes[:] = [
@@ -109,7 +110,7 @@ class Proxy:
         return self
 
     async def close(self) -> None:
-        """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
+        """Send STOP to the nodes, which keep their shards, and discard queued writes. Idempotent."""
         self._is_closed = True
         self.objects.close()
         self.listener.close()
@@ -134,11 +135,11 @@ class Proxy:
         )
 
     async def status(self, *, wake_nodes: bool = False) -> dict[str, Any]:
-        """Return figures of the tier as JSON values.
+        """Return the status of the tier as JSON values.
 
         Args:
-            wake_nodes: whether to call all nodes before, also those that were given up, and to wait until it is known
-                what they hold. Those that do not come are ``problems``, of which the first few are told.
+            wake_nodes: Whether to wake all nodes first, including gone ones, and wait until their contents are known.
+                ``problems`` has messages for the first few nodes that fail, ``absent`` their number.
         """
         problems = await for_each_node(self._nodes, self._wake_node) if wake_nodes else {}
         return {
@@ -150,7 +151,7 @@ class Proxy:
         }
 
     async def delete_all(self) -> list[str]:
-        """Call all nodes, and have them drop what they hold; return what went wrong."""
+        """Call all nodes, and delete their shards; return messages for the first few nodes that fail."""
         return _format_problems(await for_each_node(self._nodes, NodeClient.delete_all))
 
     async def _wake_node(self, node: NodeClient) -> None:
@@ -160,10 +161,10 @@ class Proxy:
         if not node.state_machine.has_shard_list:
             await self._reconcile(node)
 
-    # What nodes need.
+    # Callbacks of nodes.
 
     async def _invoke_node(self, name: str, task: NodeTask, dial_anew: bool) -> Answer:
-        """Call a node's function, and put it on the bill."""
+        """Call a node's function, and add the call to the bill."""
         wake = WakeEvent(
             node=name,
             proxy=self.listener.address,
@@ -182,7 +183,7 @@ class Proxy:
         return answer
 
     def _on_contents(self, node: NodeClient, contents: NodeContents) -> None:
-        """A node has said what it holds, or is given up."""
+        """Handle the contents of a node that has greeted or become GONE."""
         self._directory.set_limit(node.number, node.limit_bytes, is_gone=node.state_machine.state is NodeState.GONE)
         if contents is NodeContents.NONE:
             self._directory.clear_node(node.number)
@@ -190,11 +191,11 @@ class Proxy:
             self._spawn(self._reconcile(node))
 
     async def _reconcile(self, node: NodeClient) -> None:
-        """Ask a node for what it holds, and believe that."""
+        """List a node's shards, and update the directory."""
         try:
             shards = await node.list_shards()
         except StokerError as error:
-            _log.warning("%s does not say what it holds: %s", node.name, error)
+            _log.warning("the shards of %s cannot be listed: %s", node.name, error)
             return
         if shards is not None:
             self._directory.reconcile(node.number, shards, is_trusted=not node.state_machine.is_distrusted)
@@ -214,10 +215,10 @@ def start_heartbeats(
     interval_seconds: float,
     spawn: Callable[[Coroutine[Any, Any, object]], asyncio.Task[None]],
 ) -> None:
-    """Call each node whenever it had no contact for an interval, until the proxy ends.
+    """Call each node whenever there was no contact for an interval, until the proxy closes.
 
-    A platform takes back an instance that is not called for some time (A. Wang et al., "InfiniCache" (FAST 2020),
-    section 4.2).
+    A platform stops an instance that is not called for some time (A. Wang et al., "InfiniCache" (FAST 2020), section
+    4.2).
     """
     calls, loop = asyncio.Semaphore(MAX_HEARTBEATS), asyncio.get_running_loop()
 
@@ -236,11 +237,11 @@ async def _run_logged(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except StokerError as error:
-        _log.warning("the warm tier goes on without: %s", error)
-    except Exception:  # noqa: BLE001 - a task's boundary
-        _log.exception("the warm tier goes on without")
+        _log.warning("a background task of the warm tier failed, and the tier continues without it: %s", error)
+    except Exception:  # noqa: BLE001 - a task boundary
+        _log.exception("a background task of the warm tier failed, and the tier continues without it")
 
 
 def _format_problems(problems: Mapping[str, str]) -> list[str]:
-    """Return the first few problems of nodes, in few words."""
+    """Format the first few problems of nodes, each shortened."""
     return [f"{name}: {why}"[:_MAX_PROBLEM_CHARACTERS] for name, why in list(problems.items())[:_MAX_SHOWN_PROBLEMS]]

@@ -1,10 +1,10 @@
-"""Shards: what they are called, how a wrong one is told from a right one, and what a node holds of them.
+"""Shards: their ids, their MACs, and a node's shard store.
 
-A shard comes with a keyed MAC, which only the proxy can make or check. It covers the shard's id, position and all. So
-bytes that were damaged, cut or forged, and those of another shard, do not pass for it: a wrong shard is a lost one, and
-the code restores lost ones.
+A shard has a keyed MAC, which only the proxy can create or verify. The MAC covers the payload and the shard's id,
+including its position. So damaged, truncated or forged bytes, and those of another shard, are detected: a wrong shard
+counts as lost, and the erasure code restores it.
 
-A node's store holds shards within a budget of bytes; the least recently used go first.
+A node's store holds shards within a limit in bytes, and evicts the least recently used ones first.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from stoker_warm._erasure import ErasureCode
 
 _SHARD_ID_TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
 MAX_SHARDS_PER_FRAME = 1000
-"""Shards in one frame: their names take 48 KB of the 64 KiB that a head may have."""
+"""Maximum number of shard ids in one frame: they take 48 KB, and a head has at most 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShardId:
-    """Which shard of which object. Ids are ordered by object, then by code and position.
+    """Id of a shard. Ids are ordered by object, then by code and position.
 
     Attributes:
-        object: the object's name, of :mod:`stoker._cache.index`.
-        data: shards that restore it.
-        parity: shards besides.
-        position: of the shard, from 0; those from ``data`` on are parity.
+        object: Name of the object; see :mod:`stoker._cache.index`.
+        data: Number of the object's data shards.
+        parity: Number of the object's parity shards.
+        position: Position of the shard, from 0; positions from ``data`` on are parity shards.
 
     Raises:
-        ConfigError: the name is no object's, there is no such code, or the code has no such position.
+        ConfigError: The name, the code or the position is invalid.
     """
 
     object: str
@@ -53,31 +53,31 @@ class ShardId:
         if not is_name(self.object):
             raise ConfigError(f"{self.object!r:.40} is not the name of an object: 32 hexadecimal digits")
         if not 0 <= self.position < self.code.shards:
-            raise ConfigError(f"{self.code} has shards 0 to {self.code.shards - 1}, not {self.position}")
+            raise ConfigError(f"the code {self.code} has shards 0 to {self.code.shards - 1}, not {self.position}")
 
     @property
     def code(self) -> ErasureCode:
-        """How the object is cut."""
+        """Erasure code of the object."""
         return ErasureCode(self.data, self.parity)
 
     @property
     def size_bytes(self) -> int:
-        """Of the shard: it follows from the object's name."""
+        """Size of the shard in bytes, computed from the object's name."""
         if self.position >= self.data:
             return self.code.shard_bytes(size_of(self.object))
         start, end = self.code.data_ranges(size_of(self.object))[self.position]
         return end - start
 
     def to_text(self) -> str:
-        """Return the id as a text: ``<object>.10+2.7``."""
+        """Return the id as text: ``<object>.10+2.7``."""
         return f"{self.object}.{self.data}+{self.parity}.{self.position}"
 
     @classmethod
     def parse(cls, text: Any) -> ShardId:
-        """Return the id of a text, which a peer has sent. There is one text for each id.
+        """Parse an id that a peer has sent. Each id has exactly one text.
 
         Raises:
-            WireError: it is not exactly what :meth:`to_text` returns for some id.
+            WireError: The text is not one that :meth:`to_text` returns.
         """
         match = _SHARD_ID_TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
@@ -89,29 +89,29 @@ class ShardId:
 
     @classmethod
     def parse_all(cls, texts: Any) -> list[ShardId]:
-        """Return the ids of a list of texts, which a peer has sent.
+        """Parse a list of ids that a peer has sent.
 
         Raises:
-            WireError: it is no list, has more than ``MAX_SHARDS_PER_FRAME``, or one of them is not the name of a shard.
+            WireError: The value is not a list, has more than ``MAX_SHARDS_PER_FRAME`` items, or an item is not an id.
         """
         if not isinstance(texts, list):
             raise WireError(f"{texts!r:.80} is not a list of the names of shards")
         if len(texts) > MAX_SHARDS_PER_FRAME:
-            raise WireError(f"a list of shards has at most {MAX_SHARDS_PER_FRAME}")
+            raise WireError(f"a list of shards must have at most {MAX_SHARDS_PER_FRAME}, not {len(texts)}")
         return [cls.parse(each) for each in texts]
 
 
 def parse_page(name: str, head: Mapping[str, Any], previous: Sequence[ShardId], max_count: int) -> list[ShardId]:
-    """Return the shards of an answer to INDEX, behind those of the answers before.
+    """Return the shards of an answer to INDEX, which follows the ``previous`` ones.
 
     Raises:
-        WireError: it is no such answer, has shards out of their order, or is one too many.
+        WireError: The answer is malformed, its shards are not in ascending order, or there are over ``max_count``.
     """
     shards = ShardId.parse_all(head.get("shards"))
     if head.get("more") and not shards:
-        raise WireError(f"{name} lists no shards, and says that there are more")
+        raise WireError(f"{name} lists no shards, but announces more")
     if any(one >= other for one, other in pairwise([*previous[-1:], *shards])):
-        raise WireError(f"{name} lists shards that are not in their order")
+        raise WireError(f"{name} lists shards that are not in ascending order")
     if len(previous) + len(shards) > max_count:
         raise WireError(f"{name} lists more than {max_count} shards")
     return shards
@@ -119,12 +119,12 @@ def parse_page(name: str, head: Mapping[str, Any], previous: Sequence[ShardId], 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard as it is kept and sent.
+    """A shard as it is stored and sent.
 
     Attributes:
-        id: which it is.
-        mac: what :meth:`ShardMac.sign` returned for it; who has no key cannot tell whether it is right.
-        payload: its bytes.
+        id: Id of the shard.
+        mac: MAC from :meth:`ShardMac.sign`; it cannot be verified without the key.
+        payload: Bytes of the shard.
     """
 
     id: ShardId
@@ -143,37 +143,37 @@ def is_mac(value: object) -> TypeGuard[str]:
 
 
 class ShardMac:
-    """Makes and checks the MACs of shards: GMAC by AES-256 (NIST SP 800-38D), of the id's text, a line feed, the bytes.
+    """Creates and verifies MACs of shards: AES-256-GMAC (NIST SP 800-38D) of the id's text, a line feed and the bytes.
 
-    A CRC is linear: whoever can change a shard can change it so that its CRC, and that of its object, stay as they
-    were. A MAC takes the key. That is random, or follows from ``STOKER_TIER_SECRET``; nodes, and whoever carries their
-    bytes, know neither: ``STOKER_WARM_SECRET``, by which they are admitted, is another secret.
+    A CRC does not protect against forgery: it is linear, so a changed shard can keep its CRC and that of its object. A
+    MAC needs the key, which is random or derived from ``STOKER_TIER_SECRET``. Nodes and networks know neither: nodes
+    authenticate by another secret, ``STOKER_WARM_SECRET``.
 
-    Each MAC has a random nonce of its own, for which a key is good for 2^32 MACs (section 8.3). With 12 shards an
-    object these are 358 million objects put away; a tier that moves more needs another secret from then on.
+    Each MAC has a random nonce, so a key may be used for at most 2^32 MACs (section 8.3). With 12 shards per object,
+    that is 358 million written objects; a tier that writes more needs a new secret then.
 
     Args:
-        key: 32 bytes that nodes do not have.
+        key: 32 bytes that nodes do not know.
 
     Raises:
-        ConfigError: the key has another length.
-        MissingExtraError: the package that computes MACs is not installed.
+        ConfigError: The key has another length.
+        MissingExtraError: The package that computes MACs is not installed.
     """
 
     def __init__(self, key: bytes) -> None:
         with require_extra("the proxy of a warm tier", "warm"):
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         if len(key) != KEY_BYTES:
-            raise ConfigError(f"a key of shards' MACs has {KEY_BYTES} bytes, not {len(key)}")
+            raise ConfigError(f"the key for MACs of shards must have {KEY_BYTES} bytes, not {len(key)}")
         self._aes, self._cipher, self._mode = algorithms.AES(key), Cipher, modes.GCM
 
     def sign(self, shard: ShardId, payload: bytes | bytearray | memoryview) -> str:
-        """Return a MAC of a shard, another one each time."""
+        """Return a MAC of a shard, with a new random nonce."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return (nonce + self._tag(nonce, shard, payload)).hex()
 
     def verify(self, shard: ShardId, payload: bytes | bytearray | memoryview, mac: object) -> bool:
-        """Return whether this is a MAC that was made for this shard with these bytes. Takes the same time for all."""
+        """Return whether a MAC is valid for a shard with these bytes. The comparison takes constant time."""
         if not is_mac(mac):
             return False
         stated = bytes.fromhex(mac)
@@ -181,7 +181,7 @@ class ShardMac:
 
     def _tag(self, nonce: bytes, shard: ShardId, payload: bytes | bytearray | memoryview) -> bytes:
         gmac = self._cipher(self._aes, self._mode(nonce)).encryptor()
-        gmac.authenticate_additional_data(f"{shard.to_text()}\n".encode())  # the line feed ends the id
+        gmac.authenticate_additional_data(f"{shard.to_text()}\n".encode())  # the line feed terminates the id
         gmac.authenticate_additional_data(payload)
         gmac.finalize()
         return gmac.tag
@@ -191,21 +191,21 @@ class ShardMac:
 
 
 SHARD_OVERHEAD_BYTES = 768
-"""What a shard takes besides its payload, in the budget: a bound on what tracemalloc counts for the id with a name of
-its own, its MAC, the record of both, its places in two tables, and the head of a bytearray."""
+"""Bytes counted for a shard besides its payload: an upper bound, by tracemalloc, of its id with the object's name, its
+MAC, its record, its entries in two tables, and the header of a bytearray."""
 
 
 class StoreVersion(NamedTuple):
-    """Version of the contents of a shard store, in two numbers.
+    """Version of the contents of a shard store: a change count and a hash.
 
-    A node that still has what it had answers with the version that it answered with before. An instance that has just
-    started says (0, 0), which no other store says: one that was emptied has counted that. A peer that missed changes
-    has counted fewer; should it have counted as many others, the hashes differ, but for one time in 2^64. Two stores
-    that came to the same contents in different ways have the same hash.
+    A node whose contents are unchanged reports the same version as before. Only an instance that has just started
+    reports (0, 0): a store that was emptied has counted the changes. A peer that has missed changes has a smaller
+    count; after the same number of different changes, the hashes differ, except with probability 2^-64. Stores with
+    equal contents have equal hashes, however they were filled.
 
     Attributes:
-        change_count: shards that were put into the store or went from it, ever.
-        hash: 64 bits, of which shards with which MACs are there, whatever their order.
+        change_count: Number of shards ever added to or removed from the store.
+        hash: 64-bit hash of the set of shard ids and MACs, independent of their order.
     """
 
     change_count: int = 0
@@ -213,22 +213,22 @@ class StoreVersion(NamedTuple):
 
 
 class ShardStore:
-    """Shards in memory. It decides and never waits; not thread-safe.
+    """Shards in memory. It does no I/O and never waits; not thread-safe.
 
-    Invariant: payloads, and :data:`SHARD_OVERHEAD_BYTES` for each shard, never add up to more than the limit.
+    Invariant: the sum of payloads, with :data:`SHARD_OVERHEAD_BYTES` for each shard, never exceeds the limit.
 
-    A payload belongs to the store and is never changed. One that is evicted while it is being sent stays valid until
-    then, outside the budget.
+    The store owns the payloads, and never changes them. A payload that is evicted while it is being sent stays valid
+    until it was sent, but is not counted.
 
     Args:
-        limit_bytes: of memory.
+        limit_bytes: Limit in bytes.
 
     Attributes:
-        held_bytes: of the limit.
-        version: of what is there.
+        held_bytes: Bytes in use, including overhead.
+        version: Version of the contents.
 
     Raises:
-        ConfigError: the limit is negative.
+        ConfigError: The limit is negative.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -246,10 +246,10 @@ class ShardStore:
         return len(self._shards)
 
     def set(self, shard_id: ShardId, mac: str, payload: bytes | bytearray) -> list[ShardId] | None:
-        """Put a shard into the store, in the place of the one with its id if there is one.
+        """Add a shard, or replace the one with the same id.
 
         Returns:
-            What was evicted for it, in order; None if it is larger than the limit, and then nothing changed.
+            The shards evicted for it, in order; None, with nothing changed, if it is larger than the limit.
         """
         taken_bytes = len(payload) + SHARD_OVERHEAD_BYTES
         if taken_bytes > self.limit_bytes:
@@ -264,14 +264,14 @@ class ShardStore:
         return evicted
 
     def get(self, shard_id: ShardId) -> Shard | None:
-        """Return a shard, if it is there, and count this as a use of it."""
+        """Return a shard, or None, and mark it as most recently used."""
         shard = self._shards.get(shard_id)
         if shard is not None:
             self._shards.move_to_end(shard_id)
         return shard
 
     def delete(self, shard_id: ShardId) -> bool:
-        """Take a shard from the store; return whether it was there."""
+        """Remove a shard; return whether it was there."""
         shard = self._shards.pop(shard_id, None)
         if shard is None:
             return False
@@ -279,19 +279,19 @@ class ShardStore:
         return True
 
     def list_ids(self, after: ShardId | None = None, max_count: int | None = None) -> list[ShardId]:
-        """Return which shards are there, in the order of ids. Is no use of them.
+        """Return a page of the shards' ids, in ascending order, without marking the shards as used.
 
-        Shards that come and go between pages move no others from one page to another.
+        Shards that are added or removed between two pages do not move others from one page to another.
 
         Args:
-            after: those behind this id only: the last one of the page before, there or not.
-            max_count: ids at most. Fewer are the last page.
+            after: Lower bound, exclusive: the last id of the page before, even if that shard was removed since.
+            max_count: Maximum number of ids. A page with fewer ids is the last one. None returns all.
         """
         behind = (each for each in self._shards if after is None or each > after)
         return sorted(behind) if max_count is None else nsmallest(max_count, behind)
 
     def _update_totals(self, shard: Shard, added_bytes: int) -> None:
-        """Account for a shard that came or went. XOR adds it to the hash and takes it out again (Zobrist hashing)."""
+        """Count an added or removed shard. XOR adds it to the hash, and removes it again (Zobrist hashing)."""
         self.held_bytes += added_bytes
         content = f"{shard.id.to_text()} {shard.mac}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")

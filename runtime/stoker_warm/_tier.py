@@ -1,8 +1,8 @@
-"""The warm tier as the fetcher sees it: a place before the bucket that may be late, lack or lose anything.
+"""The warm tier for the fetcher: an optional tier before the bucket, which may be late, or lack or lose any object.
 
-Its proxy runs in this process, and is opened in the background at the first read. Until that has succeeded every read
-is a miss, and after a failure it is left alone for some time. A proxy elsewhere is a server of a shared tier, and read
-by the client of these.
+Its proxy runs in this process, and is started in the background by the first read. Until it runs, every read is a miss;
+after a failed start, the next attempt waits for some time. A proxy elsewhere is a server of a shared tier, and is read
+by the client of shared tiers.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class InProcessProxy(Proxy):
     """A proxy in this process, with the executor that calls its nodes.
 
     Args:
-        deployment: the nodes, and where to listen.
-        secret: of the deployment.
-        mac: makes the MACs of shards.
+        deployment: Nodes, and the address to listen on.
+        secret: Secret of the deployment.
+        mac: Key for the MACs of shards.
 
     Raises:
-        ConfigError: the executor does not take a setting.
-        MissingExtraError: the executor, or the code, needs what is not installed.
+        ConfigError: The executor does not support a given setting.
+        MissingExtraError: A package that the executor or the erasure code needs is not installed.
     """
 
     def __init__(self, deployment: WarmDeployment, secret: WarmSecret, mac: ShardMac) -> None:
         self._executor = executor = open_executor(deployment.executor, deployment.options)
         for setting, (option, _) in EXECUTOR_SETTINGS.items():
             if getattr(deployment.options, option) is not None and option not in {*executor.heeds, *BILLING_OPTIONS}:
-                raise ConfigError(f"{setting} means nothing to functions on {deployment.executor}; leave it out")
+                raise ConfigError(f"{setting} has no effect for functions on {deployment.executor}; leave it out")
         listener = Listener(deployment.listen, advertised=deployment.advertised, certificate=deployment.certificate)
         tariff = None
         if executor.platform is not None:
@@ -61,10 +61,10 @@ class InProcessProxy(Proxy):
         self._stack = AsyncExitStack()
 
     async def start(self) -> Self:
-        """Listen, and call all nodes.
+        """Open the executor, listen, and call all nodes.
 
         Raises:
-            StokerError: it cannot listen, or functions cannot be called.
+            StokerError: The address cannot be used, or functions cannot be called.
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._executor)
@@ -74,20 +74,20 @@ class InProcessProxy(Proxy):
         return self
 
     async def close(self) -> None:
-        """Have nodes return, and end. Idempotent."""
+        """Send STOP to the nodes, and close the proxy and the executor. Idempotent."""
         await self._stack.aclose()
 
 
 class WarmTier:
-    """A :class:`~stoker.abc.Tier` over a proxy. For a fetcher, which asks the store as well when it is late.
+    """A :class:`~stoker.abc.Tier` over a proxy. If a read is late, the fetcher reads from the store.
 
-    Each process has a proxy of its own.
+    Each process has its own proxy.
 
     Args:
-        start_proxy: returns a proxy that runs.
-        secret: of the tenant, by which objects are named.
-        max_object_bytes: size of the largest object that it can keep; None if that is not known.
-        retry_seconds: after a failure the proxy is not started again for this long.
+        start_proxy: Function that starts a proxy, and returns it.
+        secret: Secret of the tenant, from which the names of objects are derived.
+        max_object_bytes: Size of the largest object that the tier can store; None if unknown.
+        retry_seconds: Time after a failed start before the next attempt.
     """
 
     name = "warm"
@@ -108,20 +108,20 @@ class WarmTier:
 
     @classmethod
     def from_proxy(cls, proxy: Proxy, secret: TierSecret) -> WarmTier:
-        """Return the tier of a proxy that runs already."""
+        """Return the tier of a running proxy."""
         tier = cls(proxy.start, secret, max_object_bytes=proxy.config.max_object_bytes)
         tier._proxy = proxy
         return tier
 
     @property
     def proxy(self) -> Proxy | None:
-        """The proxy while it runs in this process, else None."""
+        """The proxy, while it runs in this process; otherwise None."""
         if self._pid != os.getpid():
             self._reset()
         return self._proxy
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there; begins to start the proxy if it does not run."""
+        """Read an object into ``into``; return False, and start the proxy in the background, if it does not run."""
         proxy = self.proxy
         if proxy is not None:
             return await proxy.objects.read(self._object_name(ref), into)
@@ -131,17 +131,17 @@ class WarmTier:
         return False
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Keep an object that came from the bucket, if the proxy runs."""
+        """Queue an object from the bucket for writing, if the proxy runs."""
         if self.proxy is not None:
             self.proxy.objects.offer(self._object_name(ref), data)
 
     def reject(self, ref: ObjectRef) -> None:
-        """Forget an object whose bytes were wrong."""
+        """Remove an object whose bytes were wrong."""
         if self.proxy is not None:
             self.proxy.objects.remove(self._object_name(ref))
 
     async def close(self) -> None:
-        """Close what was opened. Idempotent; a read opens it anew."""
+        """Close the proxy. Idempotent; the next read starts a new one."""
         if self.proxy is None and self._start_task is not None:
             await end_tasks([self._start_task])
         proxy, self._proxy = self._proxy, None
@@ -157,7 +157,7 @@ class WarmTier:
         except StokerError as error:
             self._retry_at_seconds = asyncio.get_running_loop().time() + self._retry_seconds
             _log.warning(
-                "the warm tier cannot be used: %s; it is tried again in %g s, the bucket serves meanwhile",
+                "the warm tier cannot be used: %s; the next attempt is in %g s, and reads use the bucket until then",
                 error,
                 self._retry_seconds,
             )
@@ -165,31 +165,31 @@ class WarmTier:
             self._start_task = None
 
     def _reset(self) -> None:
-        """Begin with nothing: what there may be belongs to the process that this one was forked from."""
+        """Reset the state: after a fork, proxy and task belong to the parent process."""
         self._pid, self._proxy, self._start_task, self._retry_at_seconds = os.getpid(), None, None, float("-inf")
 
 
 def read_warm_secret() -> WarmSecret:
-    """Return the deployment's secret, of the variable ``STOKER_WARM_SECRET``.
+    """Return the deployment's secret from the environment variable ``STOKER_WARM_SECRET``.
 
     Raises:
-        ConfigError: there is none, or it is not one.
+        ConfigError: The variable is not set, or its value is malformed.
     """
     return WarmSecret.parse(os.environ.get(WarmSecret.variable, ""))
 
 
 def read_tier_secret() -> TierSecret:
-    """Return the first secret of ``STOKER_TIER_SECRET``, which nodes do not have; a random one if there is none.
+    """Return the first secret of ``STOKER_TIER_SECRET``, which nodes do not know; a random one if it is not set.
 
-    It names the objects of this process, and is the key of the MACs of shards.
+    The names of this process's objects and the key for the MACs of shards are derived from it.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: The variable's value is malformed.
     """
     if os.environ.get(SECRET_VARIABLE):
         return TierSecret.parse_all(os.environ)[0]
     _log.warning(
-        "%s is not set: what nodes hold from before, and what this process writes to them, nobody else can read; %s",
+        "%s is not set: this process cannot read objects that others have written to nodes, nor they its own; %s",
         SECRET_VARIABLE,
         TierSecret.remedy,
     )
@@ -197,24 +197,24 @@ def read_tier_secret() -> TierSecret:
 
 
 def open_warm_tier(url: str, *, store: Readable, processes: int = 1) -> WarmTier | SharedTier:
-    """Return a tier; nothing is connected to, and no function called, before the first read.
+    """Create a tier from a URL, without connecting or calling a function before the first read.
 
     Args:
-        url: as :class:`~stoker_warm._config.WarmDeployment` has it, or ``warm://HOST:PORT?fingerprint=…`` of a proxy
+        url: URL of a :class:`~stoker_warm._config.WarmDeployment`, or ``warm://HOST:PORT?fingerprint=…`` for a proxy
             elsewhere.
-        store: of the data set, which this tier does not read.
-        processes: that read through a tier each, in the whole job.
+        store: Store of the data set; unused by this tier.
+        processes: Number of processes of the job that read through a tier of their own.
 
     Raises:
-        ConfigError: it is not right, there is no secret, or every process would have a proxy of its own.
-        MissingExtraError: what a proxy in this process needs is not installed.
+        ConfigError: The URL is invalid, a secret is missing, or several processes would each run a proxy.
+        MissingExtraError: A package that a proxy in this process needs is not installed.
     """
     if url.startswith("warm://"):
         return open_shared_tier(parse_server_url(url), store=store, processes=processes)
     if processes > 1:
         raise ConfigError(
-            f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
-            "all of them the URL that it prints"
+            f"{processes} processes read, but nodes serve only one proxy; run `stoker warm proxy` with this URL, and "
+            "give all processes the URL that it prints"
         )
     fleet, secret = WarmDeployment.parse(url), read_warm_secret()
     require_codec(fleet.config.code)
@@ -226,6 +226,6 @@ def open_warm_tier(url: str, *, store: Readable, processes: int = 1) -> WarmTier
 
 
 def parse_server_url(url: str) -> str:
-    """Return the URL of a tier server for ``warm://``, which names a proxy's too; other URLs as they are."""
+    """Return the HTTP URL of a ``warm://`` URL; other URLs are returned unchanged."""
     scheme = "https" if "fingerprint=" in url else "http"
     return f"{scheme}://{url.removeprefix('warm://')}" if url.startswith("warm://") else url

@@ -1,7 +1,7 @@
-"""What the nodes of a proxy hold, as a place of a tier server: so trainers on other machines read them over HTTP.
+"""Storage of a tier server on the nodes of a proxy, so that trainers on other machines read the objects over HTTP.
 
-Memory is bounded however many trainers there are and whatever they do: an object that several want is read from the
-nodes once, into memory that goes when the last of them has it; whoever asks while all of that memory is in use waits.
+Memory is bounded for any number of trainers: an object that several request is read from the nodes once, into memory
+that is released when the last of them has received it; a request waits while all of this memory is in use.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _log = logging.getLogger("stoker.warm.proxy")
 
 
 def create_object_name(key: str) -> str:
-    """Return what the directory and nodes call an object of a tenant: 32 hexadecimal digits, its size among them.
+    """Return the name of a tenant's object on the nodes: 32 hexadecimal digits, which include its size.
 
-    Tenants whose objects have one name by chance, or who try others' names, so have different objects.
+    Equal names of different tenants, by chance or by guessing, give different results.
 
     Args:
-        key: ``<tenant>/<name>``, as :class:`~stoker._shared.secret.TierSecret` has both.
+        key: ``<tenant>/<name>``, from :class:`~stoker._shared.secret.TierSecret`.
     """
     digest = sha256(key.encode()).hexdigest()
     return f"{digest[:8]}{key[-24:-16]}{digest[8:24]}"
@@ -47,12 +47,12 @@ def create_object_name(key: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _SharedRead:
-    """An object on its way from nodes to trainers.
+    """Read of an object from the nodes, shared by the requests for it.
 
     Attributes:
-        data: its bytes, None if nodes do not have them.
-        task: reads it, and holds its memory until cancelled.
-        readers: that wait for it, or have it and have not sent it yet.
+        data: Bytes of the object; None if it cannot be read from the nodes.
+        task: Task that reads the object, and holds its memory until it is cancelled.
+        readers: Number of requests that wait for the object or are sending it.
     """
 
     data: asyncio.Future[memoryview | None]
@@ -61,11 +61,11 @@ class _SharedRead:
 
 
 class WarmStorage:
-    """The storage of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.storage.BoundedStorage`.
+    """Storage of a :class:`~stoker._shared.server.TierServer` on nodes; see :class:`~stoker._shared.server.Storage`.
 
     Args:
-        proxy: of the nodes; started and closed by others.
-        max_read_bytes: of objects on their way to trainers, at most; a larger one is not found.
+        proxy: Proxy of the nodes; the caller starts and closes it.
+        max_read_bytes: Maximum bytes of objects that are being read and sent; a larger object counts as missing.
     """
 
     name = "functions"
@@ -80,13 +80,13 @@ class WarmStorage:
         return key in self._reserved or self._proxy.objects.has(create_object_name(key))
 
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
-        """Make room for a copy to be written to nodes; see :class:`~stoker._shared.storage.BoundedStorage`."""
+        """Reserve room in the queue of writes; see :class:`~stoker._shared.storage.BoundedStorage`."""
         most_bytes = self._proxy.config.max_object_bytes
         if size_bytes > most_bytes and not self._has_logged_size:
             self._has_logged_size = True
             _log.warning(
-                "an object of %s was offered, and nodes take up to %s each, as all larger ones; take a code with more "
-                "data shards, or pack smaller super-samples",
+                "an object of %s was declined, and so are all objects larger than %s; use a code with more data "
+                "shards, or pack smaller super-samples",
                 *map(format_bytes, (size_bytes, most_bytes)),
             )
         has_room = self._proxy.objects.has_room(size_bytes)
@@ -96,21 +96,21 @@ class WarmStorage:
         return has_room
 
     async def store(self, key: str, data: memoryview) -> None:
-        """Have an object written to nodes some time."""
+        """Queue an object for writing to the nodes."""
         self.cancel_reservation(key)
         self._proxy.objects.offer(create_object_name(key), data, must_copy=False)
 
     def cancel_reservation(self, key: str) -> None:
-        """Give back the room of an object that was not kept."""
+        """Cancel the reservation of an object that will not be stored."""
         self._proxy.objects.counters.pending_bytes -= self._reserved.pop(key, 0)
 
     def drop(self, key: str) -> None:
-        """Forget an object."""
+        """Remove an object."""
         self._proxy.objects.remove(create_object_name(key))
 
     @asynccontextmanager
     async def pin(self, key: str) -> AsyncIterator[memoryview | None]:
-        """Yield an object's bytes, None if nodes do not have them, or not enough of them in time."""
+        """Yield an object's bytes; None if the nodes do not have it, or too few shards arrive in time."""
         read = self._reads.get(key)
         is_first = read is None
         if read is None:
@@ -141,7 +141,7 @@ class WarmStorage:
             try:
                 data = await create_buffer(size_of(name))
                 found.set_result(data if await self._proxy.objects.read(name, data) else None)
-            except Exception as error:  # noqa: BLE001 - those who wait for it get it
+            except Exception as error:  # noqa: BLE001 - raised in the requests that wait for it
                 found.set_exception(error)
             await asyncio.get_running_loop().create_future()
 
@@ -159,14 +159,14 @@ class WarmStorage:
         )
 
     def close(self) -> None:
-        """Nothing: reads end with those who asked, and the proxy by itself."""
+        """Do nothing: reads end with their requests, and the caller closes the proxy."""
 
 
 async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, Any]:
-    """Return how the nodes of a proxy that runs elsewhere do; see :meth:`stoker_warm._proxy.Proxy.status`.
+    """Request the status of a proxy that runs elsewhere; see :meth:`stoker_warm._proxy.Proxy.status`.
 
     Raises:
-        StoreError: it cannot be asked, or is no proxy.
+        StoreError: The server cannot be reached, or is not a proxy of a warm tier.
     """
     answer = await get_with_metrics_token(server, secret, STATUS_PATH)
     try:
@@ -174,16 +174,17 @@ async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, An
         if not isinstance(status, dict):
             raise TypeError
     except (ValueError, TypeError):
-        raise UnexpectedAnswerError(f"{server.origin}{STATUS_PATH}: this is not the status of a warm tier") from None
+        text = f"{server.origin}{STATUS_PATH} did not return the status of a warm tier; check the URL"
+        raise UnexpectedAnswerError(text) from None
     return status
 
 
 class WarmServer(TierServer):
-    """A tier server over the nodes of a proxy, which also tells trainers how these do: ``GET /status``, in JSON.
+    """A tier server whose storage is the nodes of a proxy; ``GET /status`` returns the proxy's status as JSON.
 
     Args:
-        secrets: of the tenants.
-        proxy: of the nodes; started and closed by others.
+        secrets: Secrets of the tenants.
+        proxy: Proxy of the nodes; the caller starts and closes it.
     """
 
     def __init__(self, secrets: Sequence[TierSecret], proxy: Proxy) -> None:
@@ -191,7 +192,7 @@ class WarmServer(TierServer):
         self._proxy = proxy
 
     def application(self) -> web.Application:
-        """Return what a web server runs."""
+        """Return the application for a web server."""
         app = super().application()
         app.router.add_get(STATUS_PATH, self._status)
         return app

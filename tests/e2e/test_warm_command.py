@@ -211,7 +211,7 @@ async def ran_without_a_proxy(cloud: FunctionCloud) -> None:
     await asleep(cloud)
     code, out, err = await ran(cloud, "up", own)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{NODES} of {NODES} nodes came, and can hold ")
+    assert out.startswith(f"{NODES} of {NODES} nodes joined, and can hold ")
     for objects in (8, 0):
         await asleep(cloud)
         code, out, err = await ran(cloud, "status", own, "--json")

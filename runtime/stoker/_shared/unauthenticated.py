@@ -1,7 +1,7 @@
-"""Connections of which it is not known yet who made them: bounded in number and in time, so that they keep nobody out.
+"""Unauthenticated connections of a server, bounded in number and in time, so that they cannot keep clients out.
 
-Anybody can connect to a server. A connection is a guest until the server says that it knows who made it; guests that
-keep silent, or are slow, are closed after a while, and the first of them when there are too many.
+Anyone can connect to a server. A connection counts as unauthenticated until the server calls :meth:`Guests.leave`.
+Unauthenticated connections are closed after a timeout, and the oldest one is closed when there are too many.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _TLS_SECONDS = 5.0
 
 
 class UnauthenticatedConnections:
-    """Makes what speaks over connections, and closes those that stay guests: after a while, or when they are many.
+    """Creates the protocols of connections, and closes connections that stay unauthenticated.
 
-    TLS begins when a connection is counted, and not in :meth:`asyncio.loop.create_server`, which shows a connection
-    only when its handshake has ended: until then there could be any number, each with its buffers.
+    TLS begins after a connection is counted, and not in :meth:`asyncio.loop.create_server`, which reports a connection
+    only after its handshake: the number of connections in the handshake, each with buffers, would be unbounded.
 
     Args:
-        create_protocol: makes the protocol of a connection, once TLS has begun on it.
-        context: of TLS; None for none.
-        max_connections: guests at a time; for one more, the first of them is closed.
-        timeout_seconds: after which a guest is closed, TLS' handshake included.
+        create_protocol: Function that creates the protocol of a connection, called after the TLS handshake.
+        context: TLS context; None for no TLS.
+        max_connections: Maximum number of unauthenticated connections; one more closes the oldest.
+        timeout_seconds: Time after which an unauthenticated connection is closed, including the TLS handshake.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class UnauthenticatedConnections:
         )
         self._connections: dict[
             asyncio.BaseProtocol, _UnauthenticatedConnection
-        ] = {}  # by what speaks; the first to be closed comes first
+        ] = {}  # by protocol; the oldest connection comes first
         self._handshakes: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._connections)
 
     async def listen(self, address: Address) -> asyncio.Server:
-        """Accept connections at an address, until the server that is returned is closed.
+        """Accept connections at an address, until the returned server is closed.
 
         Raises:
-            ConfigError: the address cannot be used.
+            ConfigError: The address cannot be used.
         """
         try:
             return await asyncio.get_running_loop().create_server(
@@ -66,26 +66,26 @@ class UnauthenticatedConnections:
             )
         except OSError as error:
             raise ConfigError(
-                f"this process cannot listen on {address}: {error}; take an address of this machine and a free port"
+                f"this process cannot listen on {address}: {error}; use an address of this machine and a free port"
             ) from None
 
     def discard(self, protocol: object) -> None:
-        """Count a connection no longer: it is known who made it, or it has ended. Idempotent.
+        """Count a connection as unauthenticated no longer: it was authenticated, or has ended. Idempotent.
 
         Args:
-            protocol: that speaks over it.
+            protocol: Protocol of the connection.
         """
         door = self._connections.pop(cast("asyncio.BaseProtocol", protocol), None)
         if door is not None and door.timer is not None:
             door.timer.cancel()
 
     def close(self) -> None:
-        """Close all guests. Idempotent."""
+        """Close all unauthenticated connections. Idempotent."""
         for door in list(self._connections.values()):
             self._close_connection(door)
 
     def add(self, door: _UnauthenticatedConnection, transport: asyncio.Transport) -> None:
-        """Count a connection, and begin TLS on it."""
+        """Count a new connection, and begin TLS on it."""
         if len(self._connections) >= self._max_connections:
             self._close_connection(next(iter(self._connections.values())))
         loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class UnauthenticatedConnections:
         if self._context is None:
             self._start_protocol(door, transport)
             return
-        transport.pause_reading()  # what comes belongs to TLS
+        transport.pause_reading()  # the TLS layer reads the data
         task = loop.create_task(self._start_tls(door, transport, self._context))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
@@ -112,7 +112,7 @@ class UnauthenticatedConnections:
             self.discard(door)
 
     def _start_protocol(self, door: _UnauthenticatedConnection, transport: asyncio.Transport) -> None:
-        """Let a protocol speak over a connection, with what has come by then, unless it is lost."""
+        """Create the protocol of a connection, and pass it the data received so far, unless the connection is lost."""
         if self._connections.pop(door, None) is None:
             return
         door.protocol = self._create_protocol()
@@ -124,11 +124,11 @@ class UnauthenticatedConnections:
     def _close_connection(self, door: _UnauthenticatedConnection) -> None:
         self.discard(door.protocol)
         if door.transport is not None:
-            door.transport.abort()  # at once: who does not read keeps its socket no longer
+            door.transport.abort()  # without waiting for a peer that does not read
 
 
 class _UnauthenticatedConnection(asyncio.Protocol):
-    """Meets a connection, and keeps what comes until it is handed over."""
+    """Protocol of a new connection, which buffers received data until the final protocol takes over."""
 
     def __init__(self, guests: UnauthenticatedConnections) -> None:
         self._connections = guests
@@ -148,7 +148,7 @@ class _UnauthenticatedConnection(asyncio.Protocol):
 
 
 def _replay(protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """Give a protocol what was received for it."""
+    """Pass received data to a protocol, of either kind."""
     if data and isinstance(protocol, asyncio.Protocol):
         protocol.data_received(data)
         return

@@ -1,4 +1,4 @@
-"""``stoker warm``: runs, watches, measures and stops a tier in the memory of functions."""
+"""``stoker warm``: runs, inspects, measures and stops a tier in the memory of functions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HOUR_SECONDS = 3600.0
 
 
 def _format_states(status: Mapping[str, Any]) -> str:
-    """Return how many nodes are in which state."""
+    """Format the number of nodes in each state."""
     nodes = status["nodes"]
     states = ", ".join(f"{nodes[state]:,} {word}" for state, word in _STATES.items() if nodes.get(state))
     return f"{format_count(sum(nodes.values()), 'node')}: {states}"
@@ -57,7 +57,7 @@ def _format_line(status: Mapping[str, Any]) -> str:
 
 
 def _status_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of a table; ``status`` is as :meth:`stoker_warm._proxy.Proxy.status` returns it."""
+    """Return the table rows of a status, from :meth:`stoker_warm._proxy.Proxy.status`."""
     bill, reads = status["bill"], status["hits"] + status["misses"] + status["losses"]
     rate = f" ({status['hits'] / reads:.1%} hits)" if reads else ""
     used, free, pending = (format_bytes(status[f"{name}_bytes"]) for name in ("held", "limit", "pending"))
@@ -90,12 +90,12 @@ def _format_break_even(bill: Mapping[str, Any]) -> str:
 _ROW_BYTES = 8
 _POLL_SECONDS = 0.005
 _BATCH_BYTES = 64 << 20
-"""Offered at a time: of more, a proxy would decline some."""
+"""Bytes of objects offered at a time; a proxy would decline some of a larger batch."""
 _WRITE_TIMEOUT_SECONDS = 120.0
 
 
 class BenchTarget(NamedTuple):
-    """A tier, what tells how it does, and what waits for its offers and counts those that it has accepted in all."""
+    """A tier, a function for its status, and one that waits for its offers and returns the number accepted so far."""
 
     tier: Tier
     status: Callable[[], Awaitable[Mapping[str, Any]]]
@@ -103,19 +103,19 @@ class BenchTarget(NamedTuple):
 
 
 async def run_bench(bench: BenchTarget, *, objects: int, size_bytes: int, concurrency: int) -> dict[str, Any]:
-    """Write objects that were never there, and read them back.
+    """Write new objects to a tier, read them back, and measure both.
 
     Args:
-        bench: the tier.
-        objects: how many. They differ in their first bytes only, so that they take no more memory here than one.
-        size_bytes: of each.
-        concurrency: reads under way at a time; writes are as many as the proxy is set to.
+        bench: Tier to measure.
+        objects: Number of objects. They differ only in their first bytes, so one buffer holds them all.
+        size_bytes: Size of each object, in bytes.
+        concurrency: Number of concurrent reads; the proxy's settings limit concurrent writes.
 
     Returns:
-        The figures, as JSON values; ``written`` and ``read`` may be fewer than ``objects``.
+        The results as JSON values; ``written`` and ``read`` may be less than ``objects``.
 
     Raises:
-        StoreError: the proxy cannot be asked, or does not get rid of what it was offered.
+        StoreError: The proxy cannot be reached, or does not complete its writes in time.
     """
     data = memoryview(bytearray(secrets.token_bytes(size_bytes)))
     refs = [_write_object(data, row) for row in range(objects)]
@@ -139,7 +139,7 @@ async def run_bench(bench: BenchTarget, *, objects: int, size_bytes: int, concur
 
 
 def _bench_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of a table."""
+    """Return the table rows of a measurement."""
     each = format_bytes(result["size_bytes"])
     rates = {name: f"{result[f'{name}_bytes_per_second'] / 1e6:,.0f} MB/s" for name in ("read", "write")}
     late = ""
@@ -152,14 +152,14 @@ def _bench_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _write_object(data: memoryview, row: int) -> ObjectRef:
-    """Write an object over the one before, and return what tells it from all others."""
+    """Overwrite the buffer with the object of a row, and return its reference."""
     number = row.to_bytes(_ROW_BYTES, "big")[-len(data) :]
     data[: len(number)] = number
     return ObjectRef(key=f"bench/{row}", size_bytes=len(data), crc32c=crc32c(data), sha256_128=sha256_128(data))
 
 
 async def _offer_all(bench: BenchTarget, refs: Sequence[ObjectRef], data: memoryview) -> tuple[int, float]:
-    """Offer objects; return how many were accepted, and how many seconds it took until none of them was pending."""
+    """Offer objects; return the number accepted, and the time until none of them was pending, in seconds."""
     batch = max(1, _BATCH_BYTES // max(1, len(data)))
     before, begun = await bench.flush(), time.perf_counter()
     for start in range(0, len(refs), batch):
@@ -174,18 +174,18 @@ async def _offer_all(bench: BenchTarget, refs: Sequence[ObjectRef], data: memory
                 while (status := await bench.status())["pending_bytes"] and _count_decided(status) < decided:  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            text = f"the warm tier has not put away within {_WRITE_TIMEOUT_SECONDS:g} s what it was offered"
+            text = f"the warm tier has not written the offered objects within {_WRITE_TIMEOUT_SECONDS:g} s"
             raise DeadlineError(text) from None
     return await bench.flush() - before, time.perf_counter() - begun
 
 
 def _count_decided(status: Mapping[str, Any]) -> int:
-    """Return of how many objects it is known whether nodes took them, those that others have offered included."""
+    """Return the number of objects that were stored or declined, including those of other clients."""
     return int(status["stored"] + status["declined"])
 
 
 async def _read_all(tier: Tier, refs: Sequence[ObjectRef], concurrency: int) -> list[float]:
-    """Read objects, and return the seconds of those reads that brought the right bytes."""
+    """Read objects, and return the durations of the reads that returned the right bytes, in seconds."""
     seconds, buffers = list[float](), [memoryview(bytearray(refs[0].size_bytes)) for _ in range(concurrency)]
 
     async def read(ref: ObjectRef) -> None:
@@ -206,9 +206,9 @@ _MAX_INTERVAL_SECONDS = 86_400.0
 _DEPLOYMENT_URL_HELP = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
 _REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
-"""What ``--data`` and a group of options for it of earlier releases end with; they are accepted with a warning."""
-_TIER_URL_HELP = f"{_DEPLOYMENT_URL_HELP}; or https://HOST:PORT?fingerprint=… of a proxy that runs"
-_EPILOG = "Settings in a URL, and the secrets in STOKER_WARM_SECRET and STOKER_TIER_SECRET: docs/tiers.md."
+"""Suffixes of ``--data`` and related options of earlier releases, which are accepted with a warning."""
+_TIER_URL_HELP = f"{_DEPLOYMENT_URL_HELP}; or https://HOST:PORT?fingerprint=… of a running proxy"
+_EPILOG = "For the settings in a URL, and the secrets in STOKER_WARM_SECRET and STOKER_TIER_SECRET, see docs/tiers.md."
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -222,26 +222,26 @@ def configure(parser: ArgumentParser) -> None:
             action.add_argument("url", metavar="URL", help=url)
         return action
 
-    add("secret", "make a secret for proxy and nodes, and print it", url="")
-    add("up", "call all nodes, and say how much they can hold; exits with 1 if some do not come")
-    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them")
+    add("secret", "create a secret for the proxy and its nodes, and print it", url="")
+    add("up", "call all nodes, and print how much they can hold; exits with 1 if some do not connect")
+    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints its URL")
     add_endpoint(proxy)
     for flag in _REMOVED_FLAGS:
         proxy.add_argument(f"--data{flag}", action="append", dest="removed", help=SUPPRESS)
     for flag in _REMOVED_SWITCHES:
         proxy.add_argument(f"--data{flag}", action="append_const", const=flag, dest="removed", help=SUPPRESS)
     every = number_from(0.1, _MAX_INTERVAL_SECONDS)
-    proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
-    status = add("status", "say what the tier holds, does and costs", _TIER_URL_HELP)
-    bench = add("bench", "write and read objects, which stay there until others take their place", _TIER_URL_HELP)
-    bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
+    proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="status interval (default: 60)")
+    status = add("status", "print the tier's contents, activity and costs", _TIER_URL_HELP)
+    bench = add("bench", "measure writes and reads of new objects, which stay until evicted", _TIER_URL_HELP)
+    bench.add_argument("--objects", type=positive, default=32, metavar="N", help="number of objects (default: 32)")
     size = size_from(1, MAX_OBJECT_BYTES)
-    bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="of each (default: 8MiB)")
-    bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="reads at once (default: 4)")
+    bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="object size (default: 8MiB)")
+    bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="concurrent reads (default: 4)")
     for action in (status, bench):
         action.add_argument("--json", action="store_true", help="write JSON")
-    down = add("down", "have nodes drop what they hold, and return")
-    down.add_argument("--forget", action="store_true", required=True, help="what nodes hold")
+    down = add("down", "delete all objects on the nodes, and stop the nodes")
+    down.add_argument("--forget", action="store_true", required=True, help="confirm the deletion")
 
 
 def run(args: Namespace) -> int:
@@ -256,7 +256,7 @@ async def _proxy(args: Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     fleet = WarmDeployment.parse(args.url)
     if args.removed:
-        text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
+        text = "--data has no effect: lost shards are written again when their object is read; leave it out"
         warnings.warn(text, DeprecationWarning, stacklevel=1)
     tenants, endpoint = TierSecret.parse_all(os.environ), parse_endpoint(args)
     raise_file_limit()
@@ -277,9 +277,8 @@ async def _up(args: Namespace) -> int:
     async with _run_proxy(WarmDeployment.parse(args.url), read_tier_secret()) as proxy:
         status = await proxy.status(wake_nodes=True)
     nodes, absent = sum(status["nodes"].values()), status["absent"]
-    print(
-        f"{nodes - absent:,} of {format_count(nodes, 'node')} came, and can hold {format_bytes(status['limit_bytes'])}"
-    )
+    size = format_bytes(status["limit_bytes"])
+    print(f"{nodes - absent:,} of {format_count(nodes, 'node')} joined, and can hold {size}")
     _print_problems(status)
     return 1 if absent else 0
 
@@ -296,7 +295,7 @@ async def _status(args: Namespace) -> int:
 
 
 def _print_problems(status: Mapping[str, Any]) -> None:
-    """Say why nodes did not come, and of those with the same reason, but for their names, only once."""
+    """Print why nodes did not connect; a reason that several nodes have, apart from their names, is printed once."""
     alike = dict[str, tuple[list[str], str]]()
     for problem in status["problems"]:
         name, _, why = problem.partition(": ")
@@ -328,7 +327,7 @@ _ACTIONS = {"up": _up, "proxy": _proxy, "status": _status, "bench": _bench, "dow
 
 @asynccontextmanager
 async def _run_proxy(fleet: WarmDeployment, tenant: TierSecret) -> AsyncIterator[Proxy]:
-    """Run a proxy in this process, which takes the nodes from one that runs elsewhere."""
+    """Run a proxy in this process; the nodes leave a proxy that runs elsewhere."""
     proxy = await InProcessProxy(fleet, read_warm_secret(), ShardMac(tenant.shards_key)).start()
     try:
         yield proxy
@@ -338,7 +337,7 @@ async def _run_proxy(fleet: WarmDeployment, tenant: TierSecret) -> AsyncIterator
 
 @asynccontextmanager
 async def _open_bench(url: str) -> AsyncIterator[BenchTarget]:
-    """Yield the tier of a proxy in this process, whose nodes were called, or of one elsewhere."""
+    """Yield the tier of a proxy in this process, after waking its nodes, or of a proxy elsewhere."""
     if not url.startswith(("http://", "https://", "warm://")):
         tenant = read_tier_secret()
         async with _run_proxy(WarmDeployment.parse(url), tenant) as proxy:
@@ -354,7 +353,7 @@ async def _open_bench(url: str) -> AsyncIterator[BenchTarget]:
 
 
 async def flush_proxy(proxy: Proxy) -> int:
-    """Wait until nothing waits to be written to nodes; return how many objects were."""
+    """Wait until no write to nodes is pending; return the number of objects stored so far."""
     while proxy.statistics().pending_bytes:  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(_POLL_SECONDS)
     return proxy.statistics().stored

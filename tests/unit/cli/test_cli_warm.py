@@ -200,7 +200,7 @@ def test_up_says_how_many_came_and_which_did_not(
         assert cli.main(["warm", "up", FLEET]) == 1
         assert asked[0] == "wake"
     assert capsys.readouterr().out.splitlines() == [
-        "11 of 12 nodes came, and can hold 12.0 GiB",
+        "11 of 12 nodes joined, and can hold 12.0 GiB",
         r"warm-3: \x1b[31mthere is no function stoker-warm-3",
     ]
     problems = [f"warm-{number}: there is no function stoker-warm-{number}" for number in (3, 5)]
@@ -269,7 +269,7 @@ class Silent(Kept):
 
 def test_the_bench_does_not_wait_for_ever() -> None:
     silent = Silent()
-    with pytest.raises(DeadlineError, match="put away"):
+    with pytest.raises(DeadlineError, match="has not written the offered objects"):
         run_virtual(
             run_bench(BenchTarget(silent, silent.status, silent.flush), objects=1, size_bytes=10, concurrency=1)
         )

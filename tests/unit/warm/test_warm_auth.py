@@ -135,7 +135,7 @@ def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_proof_that_was_passed_on_through_another_certificate_is_wrong() -> None:
     proxy = ProxyHandshake(SECRET, fingerprint=PRINT)
-    with pytest.raises(CredentialsError, match="saw another certificate"):
+    with pytest.raises(CredentialsError, match="has received another certificate"):
         sent(proxy, sent(node(fingerprint="cd" * 32), proxy.begin()))
     shaken(ProxyHandshake(SECRET, fingerprint=PRINT), node(fingerprint=PRINT))
 
@@ -220,7 +220,7 @@ def test_a_secret_survives_the_environment_with_and_without_padding() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "!" * 44, "é" * 44, "a" * 45])
 def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"the warm tier's secret.*`stoker warm secret` makes one") as refused:
+    with pytest.raises(ConfigError, match=r"the warm tier's secret.*`stoker warm secret` creates one") as refused:
         WarmSecret.parse(text)
     assert text not in str(refused.value)
 

@@ -73,10 +73,10 @@ def test_every_setting_of_functions_is_taken() -> None:
 @pytest.mark.parametrize(
     ("url", "named"),
     [
-        ("", "no kind of warm tier"),
-        ("10.0.0.5:7411", "no kind of warm tier"),
-        ("http://10.0.0.5:7411", "no kind of warm tier"),
-        ("warm+local://stoker?listen=10.0.0.5:7411", "no kind of warm tier"),
+        ("", "not a kind of warm tier"),
+        ("10.0.0.5:7411", "not a kind of warm tier"),
+        ("http://10.0.0.5:7411", "not a kind of warm tier"),
+        ("warm+local://stoker?listen=10.0.0.5:7411", "not a kind of warm tier"),
         ("warm+lambda://stoker", "listen"),
         ("warm+lambda://?listen=10.0.0.5:7411", "prefix"),
         ("warm+lambda://a/b?listen=10.0.0.5:7411", "prefix"),
@@ -115,12 +115,12 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_a_text_is_wanted() -> None:
-    with pytest.raises(ConfigError, match="by a URL"):
+    with pytest.raises(ConfigError, match="as a URL"):
         WarmDeployment.parse(None)  # type: ignore[arg-type]  # as a user may give it
 
 
 def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anything_listens() -> None:
-    with pytest.raises(ConfigError, match="project means nothing"):
+    with pytest.raises(ConfigError, match="project has no effect for functions"):
         InProcessProxy(WarmDeployment.parse(f"{FLEET}&project=mine"), WarmSecret.generate(), MAC)
 
 

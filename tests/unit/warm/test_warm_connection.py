@@ -82,8 +82,8 @@ def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pyte
             for kind, says in (
                 (Kind.SET, "failed at SET: NotFoundError: no such shard"),
                 (Kind.PING, "failed at PING: RuntimeError$"),
-                (Kind.GET, "STORED is no answer to GET"),
-                (Kind.DELETE, "no text, integer or list of texts"),
+                (Kind.GET, "STORED is not an answer to GET"),
+                (Kind.DELETE, "not a string, an integer or a list of strings"),
                 (Kind.INDEX, r"NotFoundError: \?\[2J\?x{100,500}$"),
             ):
                 with pytest.raises(ServerError, match=says):
@@ -98,7 +98,7 @@ def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pyte
 def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on() -> None:
     async def test() -> None:
         async with joined(Server()) as (proxy, _, _):
-            with pytest.raises(WireError, match="PONG is no request"):
+            with pytest.raises(WireError, match="PONG is not a request"):
                 await proxy.request(Kind.PONG)
             with pytest.raises(WireError, match="at most 16777216"):
                 await proxy.request(Kind.SET, {}, body=[SHARD] * 20)

@@ -126,7 +126,7 @@ def test_the_reason_of_the_loss_is_told_to_all_and_kept() -> None:
             asking = asyncio.create_task(proxy.request(Kind.PING))
             await asyncio.sleep(1)
             wire.ends[1].write(b"no frame at all, and long enough")
-            with pytest.raises(ConnectionLostError, match="speaks another protocol") as lost:
+            with pytest.raises(ConnectionLostError, match="uses another protocol") as lost:
                 await asking
             assert isinstance(lost.value.__cause__, WireError)
             assert isinstance(proxy.failure, WireError)

@@ -51,7 +51,7 @@ def test_an_answer_while_nothing_is_asked_closes_the_connection() -> None:
             wire.ends[1].write(encode_frame(Kind.PONG))
             await proxy.wait_closed()
             assert isinstance(proxy.failure, WireError)
-            assert "answers nothing that was asked" in str(proxy.failure)
+            assert "answers no open request" in str(proxy.failure)
 
     run(test)
 
@@ -65,7 +65,7 @@ def test_answers_out_of_order_close_the_connection_and_write_to_no_memory() -> N
             await asyncio.sleep(1)
             wire.ends[1].write(encode_frame(Kind.FOUND, {}, 10) + b"x" * 10 + encode_frame(Kind.STORED))
             for each in (getting, asking):
-                with pytest.raises(ConnectionLostError, match="FOUND frame came, which answers nothing"):
+                with pytest.raises(ConnectionLostError, match="FOUND frame arrived that answers no open request"):
                     await each
             assert not any(into)
 
@@ -144,7 +144,7 @@ def test_who_is_slow_to_prove_himself_is_sent_away_in_time(seconds_between_bytes
                 wire.ends[1].write(bytes([byte]))
 
         trickling = asyncio.create_task(trickle())
-        with pytest.raises(DeadlineError, match="did not end the handshake in 5 s"):
+        with pytest.raises(DeadlineError, match="did not complete the handshake in 5 s"):
             await proxy.wait_authenticated()
         assert asyncio.get_running_loop().time() == pytest.approx(5)
         await proxy.wait_closed()

@@ -412,7 +412,7 @@ def test_a_lie_counts_also_when_the_instance_has_gone_to_sleep_or_its_connection
 
 
 def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:
-    with pytest.raises(StateError, match="not under way"):
+    with pytest.raises(StateError, match="none is open"):
         NodeStateMachine().on_call_returned()
 
 

@@ -82,7 +82,7 @@ def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
             instance.freeze()  # so that the node may be awake when the third read is in vain
         waiting = asyncio.ensure_future(node.ping(60.0))
         assert not await reading
-        with pytest.raises(ConnectionLostError, match="does not come"):
+        with pytest.raises(ConnectionLostError, match="does not connect"):
             await waiting
         assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.1)
 

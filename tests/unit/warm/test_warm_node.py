@@ -97,7 +97,7 @@ def test_every_answer_to_a_change_says_what_is_held_and_what_went_for_it() -> No
 def test_what_is_not_as_long_as_its_name_says_is_not_kept(payload: bytes) -> None:
     async def test(proxy: ProxyConnection) -> None:
         refused = await put(proxy, shard(1), payload)
-        assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "of another length"})
+        assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "wrong length"})
         assert (await held(proxy)).version.change_count == 0
 
     serve(test)
@@ -133,15 +133,15 @@ def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
         (Kind.GET, {}, "WireError"),
         (Kind.GET, {"shard": 7}, "WireError"),
         (Kind.SET, {"shard": "x", "mac": MAC_TEXT}, "WireError"),
-        (Kind.SET, {"shard": shard(1).to_text()}, "comes with the MAC None"),
-        (Kind.SET, {"shard": shard(1).to_text(), "mac": 7}, "comes with the MAC 7"),
-        (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT + "0"}, "comes with the MAC"),
-        (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT.upper()}, "comes with the MAC"),
+        (Kind.SET, {"shard": shard(1).to_text()}, "has a malformed MAC: None"),
+        (Kind.SET, {"shard": shard(1).to_text(), "mac": 7}, "has a malformed MAC: 7"),
+        (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT + "0"}, "has a malformed MAC"),
+        (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT.upper()}, "has a malformed MAC"),
         (Kind.DELETE, {}, "None is not a list of the names of shards"),
         (
             Kind.DELETE,
             {"shards": [shard(1).to_text()] * (MAX_SHARDS_PER_FRAME + 1)},
-            "a list of shards has at most 1000",
+            "a list of shards must have at most 1000",
         ),
         (Kind.DELETE, {"shards": ["x"]}, "WireError"),
         (Kind.INDEX, {"after": "x"}, "WireError"),

@@ -179,7 +179,7 @@ def test_an_object_whose_shards_cannot_be_sent_is_declined_with_a_warning(caplog
             with caplog.at_level(logging.WARNING, "stoker.warm.proxy"):
                 assert not any(place.reserve(key, CONFIG.max_object_bytes + 1, "") for key in KEYS)
             (told,) = caplog.messages
-            assert "take a code with more data shards" in told
+            assert "use a code with more data shards" in told
 
     run(test)
 

@@ -196,7 +196,7 @@ def test_shards_that_are_wrong_are_erasures() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 16, 31, 33])
 def test_a_key_of_another_length_is_refused(size_bytes: int) -> None:
-    with pytest.raises(ConfigError, match=f"has 32 bytes, not {size_bytes}"):
+    with pytest.raises(ConfigError, match=f"must have 32 bytes, not {size_bytes}"):
         ShardMac(bytes(size_bytes))
 
 

@@ -327,7 +327,7 @@ def test_a_proxy_elsewhere_is_not_dialled_without_tls(host_name: str, monkeypatc
 
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
         address = Address(host_name, 7411)
-        with pytest.raises(ConfigError, match="loopback only: pass on the fingerprint") as refused:
+        with pytest.raises(ConfigError, match="loopback only; pass the fingerprint") as refused:
             await connect_to_proxy(address, "", lambda: NodeConnection(NodeHandshake(SECRET, "warm-0", {}), pong))
         assert str(address) in str(refused.value)
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_opened_is_a_miss_with_a_warning_and_is_not_tried_at_ever
             await asyncio.sleep(1.5)
             assert not await read(tier)
         (warning,) = (each.getMessage() for each in caplog.records)
-        assert warning.startswith("the warm tier cannot be used: there are no functions; it is tried again in 30 s")
+        assert warning.startswith("the warm tier cannot be used: there are no functions; the next attempt is in 30 s")
         assert opening.begun == 1
         opening.is_broken = False
         await asyncio.sleep(30.0)
