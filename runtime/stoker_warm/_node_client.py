@@ -1,4 +1,4 @@
-"""The proxy's client of one node: calls it if it sleeps, sends requests if it is awake, and gives up a faulty one.
+"""The proxy's client of one node: calls a sleeping node, sends requests to an awake one, and abandons a faulty one.
 
 Lists of shards, held or to delete, are sent in pages.
 """

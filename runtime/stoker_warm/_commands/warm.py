@@ -171,7 +171,7 @@ async def _offer_all(bench: BenchTarget, refs: Sequence[ObjectRef], data: memory
         try:
             async with asyncio.timeout(_WRITE_TIMEOUT_SECONDS):
                 decided += await bench.flush() - accepted
-                while (status := await bench.status())["pending_bytes"] and _count_decided(status) < decided:  # noqa: ASYNC110 - it tells nobody
+                while (status := await bench.status())["pending_bytes"] and _count_decided(status) < decided:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             text = f"the warm tier has not written the offered objects within {_WRITE_TIMEOUT_SECONDS:g} s"
@@ -354,6 +354,6 @@ async def _open_bench(url: str) -> AsyncIterator[BenchTarget]:
 
 async def flush_proxy(proxy: Proxy) -> int:
     """Wait until no write to nodes is pending; return the number of objects stored so far."""
-    while proxy.statistics().pending_bytes:  # noqa: ASYNC110 - it tells nobody
+    while proxy.statistics().pending_bytes:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(_POLL_SECONDS)
     return proxy.statistics().stored
