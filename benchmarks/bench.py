@@ -103,7 +103,7 @@ class Bench:
         return f"s3://{BUCKET}/{'ours' if loader in (*OURS, *LIMITS) else loader}/{self.workload}"
 
     def pack(self, loader: str, samples: int) -> None:
-        """Write a loader's data set of the first so many samples, unshaped."""
+        """Write a loader's data set of the first ``samples`` samples, to a bucket without limits."""
         self.bucket.reshape(PROFILES["none"])
         arguments: list[Word] = ["pack", "--source", self.source, "--limit", samples]
         with TemporaryDirectory(prefix="cell-", dir=RESULTS) as folder:

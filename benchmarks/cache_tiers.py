@@ -110,7 +110,7 @@ class Bench:
         await asyncio.gather(*(fetch_some() for _ in range(at_once)))
 
     async def seconds(self, at_once: int) -> float:
-        """Return what an object takes, with so many fetched at a time."""
+        """Return the seconds of an object, with ``at_once`` fetches at a time."""
         found = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
@@ -130,7 +130,7 @@ async def offering_seconds(tier: ManagedTier, manifest: Manifest, bodies: Sequen
     return median(found)
 
 
-def told(what: str, seconds: float) -> None:
+def print_time(what: str, seconds: float) -> None:
     print(f"{what:58} {seconds * 1e3:7.2f} ms {OBJECT_BYTES / seconds / 1e9:7.1f} GB/s")
 
 
@@ -143,18 +143,18 @@ async def measure(folder: Path) -> None:
     config = FolderConfig(path=folder, dataset="hits", owners=1, preferred=0, share_bytes=2 * OBJECTS * OBJECT_BYTES)
     memory = MemoryTier(OBJECTS * OBJECT_BYTES, "next-use", largest_bytes=OBJECT_BYTES)
     disk = DiskTier(config, "next-use", largest_bytes=OBJECT_BYTES, max_queued_bytes=OBJECTS * OBJECT_BYTES)
-    told("one copy", copy_seconds(bodies))
+    print_time("one copy", copy_seconds(bodies))
     for name, tier in (("memory", memory), ("disk, page cache", disk)):
         await tier.follow(manifest, future)
-        told(f"taking in, {name}", await offering_seconds(tier, manifest, bodies))
+        print_time(f"taking in, {name}", await offering_seconds(tier, manifest, bodies))
         if isinstance(tier, DiskTier):
             await tier.flush()
     benches: dict[str, list[ManagedTier]] = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
     for name, tiers in benches.items():
         bench = Bench(manifest, store, tiers)
         await bench.fetch_all(AT_ONCE)  # so that the ring's pages are there
-        told(f"fetching, {name}: one at a time", await bench.seconds(1))
-        told(f"fetching, {name}: {AT_ONCE} at a time", await bench.seconds(AT_ONCE))
+        print_time(f"fetching, {name}: one at a time", await bench.seconds(1))
+        print_time(f"fetching, {name}: {AT_ONCE} at a time", await bench.seconds(AT_ONCE))
         stalls = [(await longest_stall(bench.fetch_all(AT_ONCE)))[1] for _ in range(ROUNDS)]
         print(f"  the event loop stood still for {median(stalls) * 1e3:.2f} ms at most")
         assert not tiers or bench.fetcher.stats.requests == 0

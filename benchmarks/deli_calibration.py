@@ -76,7 +76,7 @@ class Model:
         return len(self.common) + len(self.by_size) + len(self.own) * len(WORKLOADS)
 
     def costs(self, factors: NDArray[np.float64]) -> Costs:
-        """Return what samples take if the constants are so many times their starting values."""
+        """Return what samples take if the constants are ``factors`` times their starting values."""
         left = iter(np.abs(factors).tolist())
         shared = {name: next(left) * STARTS[name] for name in (*self.common, *self.by_size)}
         found = {}

@@ -85,13 +85,13 @@ def pack() -> None:
             packer.write({"image": image, "label": label, "caption": "a truck " * (label % 9), "tokens": tokens})
 
 
-def made_loader() -> Loader:
+def create_loader() -> Loader:
     return Loader(URL, batch_size=BATCH, memory="4MB", decode={"caption": lambda text: len(text)}, workers=2)
 
 
 def trained(times: int, epochs_each: int, kept: list[object] | None) -> Iterator[Usage]:
-    """Train so many epochs so many times, and yield what is used after each time."""
-    with made_loader() as loader:
+    """Train the given number of epochs repeatedly, and yield the memory in use after each time."""
+    with create_loader() as loader:
         for epoch in range(times * epochs_each):
             for number, batch in enumerate(loader):
                 if kept is not None and number == 0:
@@ -107,7 +107,7 @@ def trained(times: int, epochs_each: int, kept: list[object] | None) -> Iterator
 
 def drop_another(state: str) -> None:
     """Make another loader that goes on from a state, and leave it in the middle of an epoch."""
-    with made_loader() as other:
+    with create_loader() as other:
         other.load_state_dict(json.loads(state))
         next(iter(other))
 

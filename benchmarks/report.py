@@ -22,7 +22,7 @@ Cells = Callable[[str], list[str]]
 """The cells of a loader's row of a table, behind its name."""
 
 
-def shown(value: float | None, form: str) -> str:
+def format_value(value: float | None, form: str) -> str:
     return NONE if value is None else form.format(value)
 
 
@@ -43,7 +43,7 @@ def speed_table(results: Results, workload: str, mode: str, profile: str) -> str
         def figure(figure: Figure, form: str, *kinds: str) -> str:
             where = {"workload": workload, "mode": mode, "profile": profile, "loader": name}
             found = (results.median(figure, **where, kind=kind) for kind in kinds)
-            return shown(next((value for value in found if value is not None), None), form)
+            return format_value(next((value for value in found if value is not None), None), form)
 
         best = ("steady", "cold", "limit") if name in OURS else ("cold", "limit")
         return [
@@ -73,15 +73,15 @@ def cost_table(results: Results, workload: str) -> str:
         where = {"workload": workload, "mode": "raw", "profile": "none", "loader": name, "kind": "cold"}
 
         def figure(figure: Figure, form: str) -> str:
-            return shown(results.median(figure, **where), form)
+            return format_value(results.median(figure, **where), form)
 
         def mixing(figure: Callable[[Mixing], float], form: str) -> str:
             found = [figure(record.mixing) for record in results.measured(**where) if record.mixing is not None]
-            return shown(max(found), form) if found else NONE
+            return format_value(max(found), form) if found else NONE
 
         memory = max((record.extra_bytes / 1e6 for record in memory_records(results, workload, name)), default=None)
         return [
-            shown(memory, "{:,.0f}"),
+            format_value(memory, "{:,.0f}"),
             figure(lambda record: record.disk_bytes / 1e6, "{:,.0f}"),
             figure(lambda record: record.gets, "{:,.0f}"),
             figure(lambda record: record.amplification, "{:.3f}"),

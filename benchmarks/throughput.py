@@ -85,7 +85,7 @@ def pack(images: np.ndarray, url: str) -> list[str]:
 
 
 async def fetch(epochs: int) -> None:
-    """Fetch every object of so many epochs into a ring, verified, and do nothing with it."""
+    """Fetch every object of ``epochs`` epochs into a ring, verified, and do nothing with it."""
     store = stoker.open_store(URL)
     manifest = await read_manifest(store)
     ring = Ring(2 * CONNECTIONS, manifest.largest_bytes)

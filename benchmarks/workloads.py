@@ -38,7 +38,7 @@ class Workload:
         samples: how many there are at scale 1.
         batch: samples a batch.
         modes: how samples are delivered: ``raw``, as they are stored, and ``decoded``.
-        write: writes so many samples into a folder.
+        write: writes a number of samples into a folder.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Workload:
     write: Callable[[Path, int], None]
 
     def folder(self, samples: int) -> Path:
-        """Return where so many samples of it are, or will be."""
+        """Return the folder of that many samples, which may not exist yet."""
         return DATA / f"{self.name}-{samples}"
 
     def scaled(self, scale: float) -> int:
@@ -72,7 +72,7 @@ class Workload:
 
         Args:
             samples: that were generated.
-            taken: only the first so many of them; default all.
+            taken: number of samples to count, the first ones; default all.
         """
         taken = samples if taken is None else taken
         folder = self.folder(samples)

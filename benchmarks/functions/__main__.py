@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         "sections",
         nargs="*",
         metavar="SECTION",
-        help=f"each takes so long, and up to its patience more on a busy machine: {takes} (default: all)",
+        help=f"sections to run, with the time of each on an idle machine: {takes} (default: all)",
     )
     parser.add_argument("--print", action="store_true", dest="only_prints", help="leave docs/functions.md as it is")
     parser.add_argument(

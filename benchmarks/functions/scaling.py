@@ -92,7 +92,7 @@ def _events(place: Stage, setting: Setting) -> list[dict[str, Any]]:
 
 
 async def measured(place: Stage, setting: Setting, events: Sequence[Any], functions: int) -> Figure:
-    """Pack all parts with so many functions, which have been warmed up."""
+    """Pack all parts with ``functions`` functions, which have been warmed up."""
     place.cloud.reclaim()
     place.bucket.objects["data"].clear()
     warming, parts = events[: max(FUNCTIONS)], iter(events[max(FUNCTIONS) :])

@@ -51,7 +51,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What to iterate: batches of so many samples from so many worker processes; a peer's disk cache is ``cache``."""
+    """An iteration: batches of ``batch`` samples from ``workers`` processes; a peer's disk cache is ``cache``."""
 
     workload: str
     mode: str

@@ -28,7 +28,7 @@ from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 from stoker_warm._tier_server import create_object_name
 
-__all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
+__all__ = ["Fleet", "Object", "fleet", "create_objects", "processor_seconds"]
 
 _PREFIX = "stoker"
 _SECRET = WarmSecret(bytes(range(32)))
@@ -48,7 +48,7 @@ class Object:
         return create_object_name(f"{_TIER_SECRET.tenant}/{_TIER_SECRET.object_name(self.ref)}")
 
 
-def made_objects(count: int, size_bytes: int) -> list[Object]:
+def create_objects(count: int, size_bytes: int) -> list[Object]:
     """Return objects with bytes that no other has."""
     rng = np.random.default_rng(7)
     bodies = [rng.bytes(size_bytes) for _ in range(count)]

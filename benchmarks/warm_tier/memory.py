@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.warm_tier.fleet import fleet, made_objects
+from benchmarks.warm_tier.fleet import create_objects, fleet
 from benchmarks.warm_tier.rate import patient
 from stoker_warm._erasure import ErasureCode
 
@@ -29,8 +29,8 @@ class Memory:
 
 
 async def memory(reads: int, samples: int = 10) -> list[Memory]:
-    """Read and look, so many times."""
-    objects, found = made_objects(OBJECTS, OBJECT_BYTES), []
+    """Read ``reads`` objects, and look at the memory of the proxy ``samples`` times meanwhile."""
+    objects, found = create_objects(OBJECTS, OBJECT_BYTES), []
     into, process = memoryview(bytearray(OBJECT_BYTES)), psutil.Process()
     async with fleet(patient(ErasureCode(4, 2))) as running:
         await running.put(objects)

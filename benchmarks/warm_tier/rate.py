@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_seconds
+from benchmarks.warm_tier.fleet import Object, create_objects, fleet, processor_seconds
 from benchmarks.warm_tier.plain import Copied, copied
 from stoker.abc import Tier
 from stoker_warm._config import WarmConfig
@@ -63,7 +63,7 @@ class Rates:
 
 async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, through the proxy of this process."""
-    objects = made_objects(OBJECTS, OBJECT_BYTES)
+    objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
         tier = WarmTier.from_proxy(running.proxy, running.tenant)
@@ -72,11 +72,11 @@ async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
 
 async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, through a proxy that is a process of its own, over HTTP: one more hop."""
-    objects = made_objects(OBJECTS, OBJECT_BYTES)
+    objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
         async with running.program() as (pid, tier):
-            await _known(tier, objects)
+            await _wait_until_known(tier, objects)
 
             def seconds_of_others() -> float:
                 return running.node_seconds() + processor_seconds(pid)
@@ -84,7 +84,7 @@ async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
             return await _rates(code, tier, seconds_of_others, objects, (rounds, reads))
 
 
-async def _known(tier: Tier, objects: Sequence[Object]) -> None:
+async def _wait_until_known(tier: Tier, objects: Sequence[Object]) -> None:
     """Wait until a proxy that has just begun knows what its nodes hold."""
     into = memoryview(bytearray(OBJECT_BYTES))
     async with asyncio.timeout(_KNOWN_SECONDS):

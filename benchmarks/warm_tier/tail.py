@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.warm_tier.fleet import Object, fleet, made_objects
+from benchmarks.warm_tier.fleet import Object, create_objects, fleet
 from benchmarks.warm_tier.rate import patient
 from stoker import FetchConfig, open_store
 from stoker._fetch.fetcher import Fetcher
@@ -46,7 +46,7 @@ class Tail:
 
 async def tails(reads: int) -> list[Tail]:
     """Measure the three ways."""
-    objects = made_objects(OBJECTS, OBJECT_BYTES)
+    objects = create_objects(OBJECTS, OBJECT_BYTES)
     code, alone, rng = ErasureCode(10, 2), FetchConfig(hedge=False), random.Random(1)
     with (
         bucket_process(BucketConfig(shape=PROFILES["cloud-tail"])) as bucket,

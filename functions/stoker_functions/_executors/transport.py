@@ -149,7 +149,7 @@ def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
     """
     verify = create_tls_context() if url.startswith("https://") else True
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=verify, socket_factory=_kept_alive),
+        connector=aiohttp.TCPConnector(limit=0, ssl=verify, socket_factory=_create_socket),
         proxy=find_proxy(url),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -157,7 +157,7 @@ def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
     )
 
 
-def _kept_alive(address: AddrInfoType) -> socket.socket:
+def _create_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

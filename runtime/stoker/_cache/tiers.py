@@ -253,11 +253,11 @@ async def track_positions(
         await tier.follow(manifest, shared if tier.is_shared else own)
     followed = {id(future): future for future in (own, shared)}
 
-    def taken(super_sample: int, epoch: int, position: int) -> None:
+    def record_request(super_sample: int, epoch: int, position: int) -> None:
         for future in followed.values():
             future.record_request(super_sample, epoch, position)
 
-    return taken
+    return record_request
 
 
 class TierFactory(Protocol):

@@ -202,7 +202,7 @@ class SampleReader:
             yield _SuperSampleRows(super_sample, rows, which, places)
 
     def _is_nearly_whole(self, share: _SuperSampleRows) -> bool:
-        """Return whether so much is requested that reading the head and then ranges would save too little."""
+        """Return whether reading the head and then ranges would save too little against reading the whole object."""
         rows = self._manifest.rows
         body_bytes = int(rows.size_bytes[share.super_sample]) - int(rows.head_bytes[share.super_sample])
         return 0 < (1.0 - MIN_SAVING) * body_bytes <= len(share.rows) * self._row_bytes

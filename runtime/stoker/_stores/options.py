@@ -23,7 +23,7 @@ from stoker._base.meter import check_store_name
 from stoker.errors import ConfigError
 
 Auth: TypeAlias = Literal["aws", "google", "token"]
-_AUTH_OF: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
+_AUTH_BY_OPTION: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
 
 _LAMBDA_HOST = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
@@ -173,7 +173,7 @@ class ServedOptions(BoundedConfig):
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         _check_credentials(self, "token")
-        if len(self._given_auths) + self.anonymous > 1:
+        if len(self._auths_of_options) + self.anonymous > 1:
             raise ConfigError(
                 "token, profile and region (AWS), service_account (Google) and anonymous exclude each other, and "
                 "must fit auth; give the options of one kind"
@@ -182,11 +182,11 @@ class ServedOptions(BoundedConfig):
     @property
     def named_auth(self) -> Auth | None:
         """The kind of credentials that ``auth`` names, or else the options that only one kind has; None without any."""
-        return next(iter(self._given_auths), None)
+        return next(iter(self._auths_of_options), None)
 
     @property
-    def _given_auths(self) -> set[Auth]:
-        said = {auth for name, auth in _AUTH_OF.items() if getattr(self, name) is not None}
+    def _auths_of_options(self) -> set[Auth]:
+        said = {auth for name, auth in _AUTH_BY_OPTION.items() if getattr(self, name) is not None}
         return said if self.auth is None else said | {self.auth}
 
 

@@ -128,12 +128,12 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
 
 def _config(args: Namespace, source: ObjectSource) -> PackConfig:
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
-    sizes = _given_options(args, "super_sample_bytes", "concurrency")
+    sizes = _select_options(args, "super_sample_bytes", "concurrency")
     single = args.single_writer
     return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, **sizes)
 
 
-def _given_options(args: Namespace, *names: str) -> dict[str, Any]:
+def _select_options(args: Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
@@ -204,5 +204,5 @@ def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
-    sizes = _given_options(args, "super_sample_bytes", "part_bytes")
+    sizes = _select_options(args, "super_sample_bytes", "part_bytes")
     return JobConfig(dataset=flags.url_for_functions(dst), append=args.append, **sizes)
