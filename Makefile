@@ -27,6 +27,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/vulture
+	$(BIN)/python -m tools.prose
 
 # The documentation as a site in .site; every warning is an error.
 docs: $(STAMP)
