@@ -2,7 +2,7 @@
 
 At the bundled prices, a tier in functions beside a bucket of the same region never saves money, at any read rate:
 sending 8 MiB from functions of 1.5 GB at 75 MB/s costs 8 times a GET, and requests and keeping the functions warm cost
-extra. The tier saves latency. :meth:`Bill.break_even_reads_per_hour` computes the break-even rate from the measured
+extra. The tier saves latency. :meth:`WarmBill.break_even_reads_per_hour` computes the break-even rate from the measured
 usage, and returns None in this case. If the nodes are in the reader's region and the bucket is in another one, there is
 a read rate from which the tier costs less.
 """
@@ -181,7 +181,7 @@ class WarmBill:
         """Return the bill of the last ``elapsed_seconds``, since it was begun, as JSON values.
 
         Raises:
-            ConfigError: ``seconds`` is negative or not finite.
+            ConfigError: ``elapsed_seconds`` is negative or not finite.
         """
         if not 0 <= elapsed_seconds < math.inf:
             raise ConfigError(f"seconds must be a finite duration of at least 0, not {elapsed_seconds}")

@@ -71,7 +71,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
         Raises:
             CredentialsError: One side does not know the secret, or the certificate is not the expected one.
-            DeadlineError: The handshake took longer than ``HANDSHAKE_SECONDS``.
+            DeadlineError: The handshake took longer than ``HANDSHAKE_TIMEOUT_SECONDS``.
             WireError: The peer does not follow the protocol.
             ConnectionLostError: The connection broke.
         """

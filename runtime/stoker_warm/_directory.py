@@ -185,7 +185,7 @@ class ShardDirectory:
             self._clear_cell(at)
 
     def clear_node(self, node: int, *, kept: Set[ShardId] = frozenset()) -> None:
-        """Record that a node has lost all its shards, except those in ``but``.
+        """Record that a node has lost all its shards, except those in ``kept``.
 
         Reservations stay until their writer reports. Tombstones stay, too, because an instance that was only
         disconnected may still hold these shards.
@@ -217,7 +217,7 @@ class ShardDirectory:
             self._remove_row(row)
 
     def list_tombstones(self, node: int, max_count: int) -> list[ShardId]:
-        """Return up to ``most`` tombstones of a node."""
+        """Return up to ``max_count`` tombstones of a node."""
         return list(islice(self._tombstones.get(node, ()), max_count))
 
     def clear_tombstones(self, node: int, shards: Iterable[ShardId]) -> None:
@@ -241,7 +241,7 @@ class ShardDirectory:
     def _choose_nodes(
         self, eligible: set[int], count: int, shard_bytes: int, row: int | None, rng: random.Random
     ) -> list[int]:
-        """Evict objects until ``wanted`` of the ``able`` nodes have room for a shard, and choose among those."""
+        """Evict objects until ``count`` of the ``eligible`` nodes have room for a shard, and choose among those."""
         roomy = {node for node in eligible if self._has_room(node, shard_bytes)}
         while len(roomy) < count:
             roomy |= {node for node in eligible.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}

@@ -134,7 +134,7 @@ class FrameReader:
         self.max_head_bytes = _MAX_GREETING_BYTES
         self._select_buffer = select_buffer
         self._header_buffer = memoryview(bytearray(_HEADER_BUFFER_BYTES))
-        self._start = 0  # of the unparsed bytes in ``_memory``
+        self._start = 0  # of the unparsed bytes in ``_buffer``
         self._end = 0
         self._buffer = self._header_buffer  # receives headers and heads; larger memory for one larger head
         self._frame: Frame | None = None  # the frame whose body is being received
@@ -156,7 +156,7 @@ class FrameReader:
     def receive(self, count_bytes: int) -> Iterator[Frame]:
         """Yield the frames that are complete after ``count_bytes`` were received into the buffer.
 
-        Handle each frame before requesting the next one, whose ``begin`` may depend on it. Exhaust the iterator.
+        Handle each frame before requesting the next: ``select_buffer`` may depend on it. Exhaust the iterator.
 
         Raises:
             WireError: The data does not follow the protocol. All further data is discarded then.
@@ -284,8 +284,8 @@ class OutgoingFrame:
     """A frame to send. A large body is not copied, so do not change its memory.
 
     Attributes:
-        has_begun: Whether ``next_piece`` has returned a part of it.
-        is_complete: Whether ``next_piece`` has returned all of it.
+        has_begun: Whether ``next_chunk`` has returned a part of it.
+        is_complete: Whether ``next_chunk`` has returned all of it.
     """
 
     __slots__ = ("_parts", "has_begun", "is_complete")

@@ -60,17 +60,14 @@ class NodeServer:
         """The report of this instance's current state."""
         store = self._store
         return NodeReport(
-            instance=self._instance,
-            version=store.version,
-            held_bytes=store.held_bytes,
-            limit_bytes=store.limit_bytes,
+            instance=self._instance, version=store.version, held_bytes=store.held_bytes, limit_bytes=store.limit_bytes
         )
 
     async def run(self, wake: WakeEvent, available_seconds: float) -> dict[str, Any]:
         """Run an invocation, and return the report as JSON values.
 
         Returns when no request has arrived for ``linger_seconds``, when the proxy sends STOP, when the connection ends,
-        or after ``seconds``. Answers that are being sent are completed first, if there is time.
+        or after ``available_seconds``. Answers that are being sent are completed first, if there is time.
 
         Args:
             wake: Event of the invocation.

@@ -237,7 +237,7 @@ class NodeStateMachine:
         return self._wrong_shards.get(self.instance, 0) >= self._max_attempts
 
     def on_call_returned(self) -> bool:
-        """Record that a call returned; one without a message counts as a failed attempt. Returns as :meth:`silent`."""
+        """Record that a call returned; without a message, it is a failed attempt. Returns as :meth:`on_timeout`."""
         return self._end_call(is_failed_attempt=not self._has_call_message and self.calls == 1)
 
     def on_call_failed(self) -> bool:

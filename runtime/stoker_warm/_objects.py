@@ -60,7 +60,7 @@ class ShardedObjects:
         self._delete_locks = [asyncio.Lock() for _ in range(config.nodes)]
 
     def find(self, name: str) -> list[int] | None:
-        """Return the node of each shard of an object, as :meth:`Directory.find`; None counts as a miss."""
+        """Return the node of each shard of an object, as :meth:`ShardDirectory.find`; None counts as a miss."""
         nodes = self.directory.find(name)
         self.counters.misses += nodes is None
         return nodes
@@ -250,7 +250,7 @@ class ShardedObjects:
 
 
 async def for_each_node(nodes: Sequence[NodeClient], action: Callable[[NodeClient], Awaitable[None]]) -> dict[str, str]:
-    """Run ``work`` for all nodes concurrently; return node name → error message for the failed ones."""
+    """Run ``action`` for all nodes concurrently; return node name → error message for the failed ones."""
 
     async def problem_of(node: NodeClient) -> str:
         try:

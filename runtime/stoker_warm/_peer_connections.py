@@ -30,7 +30,7 @@ _SHOWN_CHARACTERS = 500
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A request that waits for its answer; it is cancelled if ``outcome`` is done."""
+    """A request that waits for its answer; it is cancelled if ``result`` is done."""
 
     kind: Kind
     frame: OutgoingFrame
@@ -67,14 +67,14 @@ class ProxyConnection(PeerConnection):
         Once this returns or raises, even if cancelled, nothing writes to ``into`` any more.
 
         Args:
-            kind: Kind of the request, a key of ``ANSWERS``.
+            kind: Kind of the request, a key of ``REPLY_KINDS``.
             head: Head of the request.
             body: Parts of the body, sent in order. Do not change their memory: it may be sent later.
             into: Memory for the body of the answer, which may be shorter; None discards the body.
             timeout_seconds: Timeout in seconds, including the wait for a free slot and the sending; None waits forever.
 
         Returns:
-            An answer of a kind in ``ANSWERS`` other than FAILED.
+            An answer of a kind in ``REPLY_KINDS`` other than FAILED.
 
         Raises:
             ConnectionLostError: The connection is not open, or broke.
@@ -189,7 +189,7 @@ class NodeConnection(PeerConnection):
         return bool(self._outbox)
 
     def notify(self, kind: Kind, head: Head) -> None:
-        """Send a notice, of a kind in ``NOTICES``.
+        """Send a notice, of a kind in ``NOTICE_KINDS``.
 
         Raises:
             ConnectionLostError: The connection is not open.

@@ -1,7 +1,7 @@
 """Unauthenticated connections of a server, bounded in number and in time, so that they cannot keep clients out.
 
-Anyone can connect to a server. A connection counts as unauthenticated until the server calls :meth:`Guests.leave`.
-Unauthenticated connections are closed after a timeout, and the oldest one is closed when there are too many.
+Anyone can connect to a server. A connection counts as unauthenticated until the server discards it from
+:class:`UnauthenticatedConnections`. It is closed after a timeout, or as the oldest one when there are too many.
 """
 
 from __future__ import annotations
