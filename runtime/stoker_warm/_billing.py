@@ -3,8 +3,7 @@
 At the bundled prices, a tier in functions beside a bucket of the same region never saves money, at any read rate:
 sending 8 MiB from functions of 1.5 GB at 75 MB/s costs 8 times a GET, and requests and keeping the functions warm cost
 extra. The tier saves latency. :meth:`WarmBill.break_even_reads_per_hour` computes the break-even rate from the measured
-usage, and returns None in this case. If the nodes are in the reader's region and the bucket is in another one, there is
-a read rate from which the tier costs less.
+usage, and returns None in this case. If the nodes are in the reader's region, but not the bucket, the rate is finite.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ class WarmBill:
     def break_even_reads_per_hour(self, elapsed_seconds: float) -> float | None:
         """Return the number of reads per hour, of objects of the mean size, above which the tier costs less than GETs.
 
-        None if a read from the tier costs at least as much as a GET, or if nothing was read in these
-            ``elapsed_seconds``.
+        None if a read from the tier costs at least as much as a GET, or nothing was read in ``elapsed_seconds``.
         """
         if not self.reads or not elapsed_seconds:
             return None

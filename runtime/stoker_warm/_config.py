@@ -39,8 +39,7 @@ class WarmConfig(BoundedConfig):
         nodes: Number of functions; they are named ``warm-0`` to ``warm-{nodes - 1}`` behind the deployment's prefix.
         code: Erasure code of objects; the shards of one object are on distinct nodes.
         linger_seconds: Time that a node waits, and is billed, after its last request.
-        keep_warm_seconds: Time since the last contact with a node after which it is called, so that the platform keeps
-            its instance.
+        keep_warm_seconds: Time without contact after which a node is called, so that the platform keeps it.
         ping_seconds: Timeout for the answer of a node that may be awake; after it, the node is called again.
         wake_seconds: Timeout for a called node to connect, including a cold start.
         fresh_seconds: Time after an answer in which a node is assumed to be awake.
@@ -106,8 +105,7 @@ class WarmDeployment(BoundedConfig):
         config: Settings of the proxy.
         listen: Address that the proxy listens on.
         advertised: Address that nodes connect to, if it differs from ``listen``.
-        certificate: PEM files of the proxy's certificate and of its key. None selects no TLS on loopback, and an
-            ephemeral certificate elsewhere.
+        certificate: PEM files of certificate and key. None: no TLS on loopback, elsewhere an ephemeral certificate.
         bucket: URL or scheme of the store behind the tier, for comparing prices.
         egress: Location of this process, relative to the bucket.
     """

@@ -140,10 +140,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     # Ending.
 
     async def close(self) -> None:
-        """Cancel all requests, send the data that the transport has buffered, and close the connection.
-
-        Waits until the connection has ended, at most ``CLOSE_TIMEOUT_SECONDS``, and aborts it then.
-        """
+        """Cancel all requests, send buffered data, and close; abort after ``CLOSE_TIMEOUT_SECONDS``."""
         self._end(ConnectionLostError(f"the connection to {self._address} was closed"), is_graceful=True)
         try:
             await self.wait_closed()

@@ -1,15 +1,13 @@
 """The proxy's index: which node holds each shard of an object, in flat arrays, and which object is evicted next.
 
-A shard that will never be read again becomes a tombstone: it is deleted at the next write to its node, so that no node
-is woken for a deletion.
+A shard that will never be read again becomes a tombstone: it is deleted at the next write to its node, without a wake.
 
 Objects are placed and evicted whole, on distinct nodes chosen at random (A. Wang et al., "InfiniCache" (FAST 2020),
 sections 3.2 and 3.3). Eviction is CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
 System", MIT Project MAC M-384, 1968): the hand spares an object once if it was found since the hand's last pass.
 
 An object is a row. A cell of a row is the node of one shard: none, a node that is being written to (a reservation), or
-a node that is believed to hold the shard. Nodes are numbered from 0. An object's size is part of its name, so the byte
-counts always agree with the rows.
+a node that is believed to hold the shard. Nodes are numbered from 0. Its name gives an object's size.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ class ShardDirectory:
     Args:
         nodes: Number of nodes.
         code: Erasure code of objects.
-        limit_bytes: Initial limit of each node, including
-            :data:`~stoker_warm._shard.SHARD_OVERHEAD_BYTES` per shard.
+        limit_bytes: Initial limit of each node, including :data:`~stoker_warm._shard.SHARD_OVERHEAD_BYTES` per shard.
         max_objects: Maximum number of rows; a row takes about 160 bytes with 12 shards.
 
     Raises:
@@ -93,10 +90,7 @@ class ShardDirectory:
         return self._node_bytes[node]
 
     def set_limit(self, node: int, limit_bytes: int, *, is_gone: bool = False) -> None:
-        """Set a node's limit in bytes; with ``is_gone``, nothing is placed on it until the next call without.
-
-        Shards on the node stay; nothing is added to a node above its limit.
-        """
+        """Set a node's limit in bytes; shards above it stay. Nothing is placed on a node while it ``is_gone``."""
         self._node_limits[node] = limit_bytes
         self._live_nodes = self._live_nodes - {node} if is_gone else self._live_nodes | {node}
 
@@ -126,8 +120,7 @@ class ShardDirectory:
             rng: Random generator that chooses among the nodes with room, with equal probability, for an absent object.
 
         Returns:
-            The reserved nodes; None, with nothing changed, if too few nodes are available to read the object from, or
-            its shards are larger than the nodes' limits.
+            The reserved nodes; None, with nothing changed, if too few nodes can hold its shards to read the object.
         """
         if not is_name(name):
             return None  # the name of an object of 4 GiB or more is one digit longer
@@ -155,8 +148,7 @@ class ShardDirectory:
         """Record that a node has stored a shard.
 
         Returns:
-            Whether the shard was placed there. False if its object was evicted meanwhile, or placed elsewhere; the
-            shard becomes a tombstone then.
+            False, and the shard is a tombstone, if it is not placed there: evicted meanwhile, or placed elsewhere.
         """
         at = self._find_cell(node, shard)
         if at is None:
@@ -185,11 +177,7 @@ class ShardDirectory:
             self._clear_cell(at)
 
     def clear_node(self, node: int, *, kept: Set[ShardId] = frozenset()) -> None:
-        """Record that a node has lost all its shards, except those in ``kept``.
-
-        Reservations stay until their writer reports. Tombstones stay, too, because an instance that was only
-        disconnected may still hold these shards.
-        """
+        """Record that a node has lost its shards except ``kept``. Reservations and tombstones stay: it may return."""
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
         for at in places.tolist():
             row, position = divmod(at, self._shards_per_object)

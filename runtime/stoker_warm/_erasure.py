@@ -67,10 +67,9 @@ def write_p_and_q(shards: Sequence[Bytes], p: Bytes, q: Bytes) -> None:
 
 
 def write_lost(shards: Sequence[Bytes], lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
-    """Write one or two lost data shards in place.
+    """Write one or two lost data shards in place. A single lost d_x is P, or Q / g^x.
 
-    Without the other shards' terms, P is d_x + d_y and Q is g^x·d_x + g^y·d_y, so d_x is (g^y·P + Q) / (g^x + g^y). If
-    only d_x is lost, it is P, or Q / g^x.
+    Without the other shards' terms, P is d_x + d_y and Q is g^x·d_x + g^y·d_y, so d_x is (g^y·P + Q) / (g^x + g^y).
 
     Args:
         shards: All data shards; lost ones are overwritten.

@@ -1,7 +1,4 @@
-"""The proxy's client of one node: calls a sleeping node, sends requests to an awake one, and abandons a faulty one.
-
-Lists of shards, held or to delete, are sent in pages.
-"""
+"""The proxy's client of one node: calls a sleeping node, sends requests to an awake one, and abandons a faulty one."""
 
 from __future__ import annotations
 
@@ -45,8 +42,7 @@ class GetOutcome(enum.Enum):
 class NodeClient:
     """Client of one node, a function that holds shards. Used by the proxy's event loop only.
 
-    Requests raise a TransientError if the node could not be woken, did not answer in time, or failed; only ``get``
-    returns an outcome instead.
+    Requests except ``get`` raise a TransientError if the node could not be woken, was late, or failed.
 
     Args:
         number: Number of the node in the directory.
@@ -225,7 +221,7 @@ class NodeClient:
             await self._connection.close()
 
     async def list_shards(self) -> list[ShardId] | None:
-        """Return all shards that the node holds; None if another instance became the node meanwhile."""
+        """List all shards of the node, in pages; None if another instance became the node meanwhile."""
         instance, changes = self.state_machine.instance, -1
         while self._change_count != changes:  # otherwise a change may be missing from the earlier pages
             changes, shards, has_more = self._change_count, list[ShardId](), True
@@ -449,10 +445,7 @@ class NodeClient:
                 self._on_wrong_data(instance)
 
     def _on_timeout(self, sent_seconds: float) -> None:
-        """Handle the timeout of a request that was sent at a time. Timeouts of concurrent requests count as one.
-
-        There is no timeout if the instance has sent anything since: its answer may be queued behind late shards.
-        """
+        """Handle a request's timeout, unless anything was received since. Those of concurrent requests count once."""
         self._record_received()
         if max(self.state_machine.last_message_seconds, self._last_timeout_seconds) < sent_seconds:
             self._last_timeout_seconds = self._now()

@@ -3,8 +3,7 @@
 A node is a function, which does not accept connections. A call starts or resumes one of its **instances**, which
 connects to the proxy and greets with the version of its contents, so the proxy knows which shards it still holds (A.
 Wang et al., "InfiniCache" (FAST 2020), sections 3.3 and 3.4: states sleeping, active and maybe, a ping before a
-request, another call if the ping is not answered; J. Zhang et al., "InfiniStore" (PVLDB 16, 2023): comparison with the
-expected version detects lost memory).
+request, another call if it fails; J. Zhang et al., "InfiniStore" (PVLDB 16, 2023): versions detect lost memory).
 
 A call changes no state; it is only counted. A rejected event changes nothing: its source is not the node. If a platform
 is called while an instance runs, it starts another one, which must not be taken for the node: as long as the known
@@ -13,8 +12,7 @@ known instance sleeps, a call should have resumed it if it still existed, so ano
 contents that it does not hold are lost. But the platform may choose another instance nevertheless. An empty other
 instance is therefore accepted at once only if the connection of the known one has broken. Otherwise the function is
 called once more while the other instance runs, so that the platform can only choose the known one, if it exists; the
-instance that greets then is the node. An unnecessary call, with its cold start, costs a few hundredths of the cost of
-writing the contents of a full node again.
+instance that greets then is the node. A needless call costs a few hundredths of filling a node again.
 
 The caller drops messages of instances other than the known one, and those on a broken connection.
 
@@ -93,8 +91,7 @@ class NodeContents(enum.Enum):
     UNKNOWN = "other shards; request the list of shards, and replace the node's contents by it"
     NONE = "nothing; the shards that the directory has for it are lost"
     DOUBTFUL = "nothing, but this may not be the node"
-    """Close the connection of the known instance, call the function once more while this one runs, and accept the
-    instance that greets then."""
+    """Disconnect the known instance, call the function while this one runs, and accept the instance that greets."""
 
 
 class NodeStateMachine:

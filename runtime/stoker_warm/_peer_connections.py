@@ -3,8 +3,8 @@
 The body of an answer is received directly into the caller's memory. A cancelled request releases its memory at once;
 the node is not notified, and its answer is received and discarded.
 
-Memory is bounded regardless of the peer: a node reads no further requests while earlier answers wait to be sent, and
-the proxy accepts only answers to its requests.
+Memory is bounded regardless of the peer: a node reads no requests while answers are queued, and the proxy accepts
+only answers to its requests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class ProxyConnection(PeerConnection):
 
     Args:
         handshake: This end's side of the handshake, used for this connection only.
-        on_notice: Callback for each notice, with this connection, kind and head. A WireError that it raises ends the
-            connection.
+        on_notice: Callback for each notice, with this connection, kind and head. Its WireError ends the connection.
     """
 
     def __init__(self, handshake: Handshake, on_notice: Callable[[ProxyConnection, Kind, Head], None]) -> None:

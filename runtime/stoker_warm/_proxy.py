@@ -1,8 +1,7 @@
 """The proxy: writes objects as shards to nodes, and reads them from the nodes that answer first.
 
 It runs in the trainer's process, or as a server for several trainers. It listens for the nodes' connections, calls
-nodes when they are needed and to keep them warm, learns their contents, and keeps the bill. A node never holds the only
-copy of an object.
+nodes to use them and to keep them warm, learns their contents, and keeps the bill. No object is only on nodes.
 """
 
 from __future__ import annotations
@@ -217,8 +216,7 @@ def start_heartbeats(
 ) -> None:
     """Call each node whenever there was no contact for an interval, until the proxy closes.
 
-    A platform stops an instance that is not called for some time (A. Wang et al., "InfiniCache" (FAST 2020), section
-    4.2).
+    A platform stops an instance that is not called for long (A. Wang et al., "InfiniCache" (FAST 2020), section 4.2).
     """
     calls, loop = asyncio.Semaphore(MAX_HEARTBEATS), asyncio.get_running_loop()
 

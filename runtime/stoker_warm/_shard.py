@@ -217,8 +217,7 @@ class ShardStore:
 
     Invariant: the sum of payloads, with :data:`SHARD_OVERHEAD_BYTES` for each shard, never exceeds the limit.
 
-    The store owns the payloads, and never changes them. A payload that is evicted while it is being sent stays valid
-    until it was sent, but is not counted.
+    The store owns the payloads, and never changes them. One that is evicted while it is sent stays valid, uncounted.
 
     Args:
         limit_bytes: Limit in bytes.

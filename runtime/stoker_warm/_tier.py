@@ -1,8 +1,7 @@
 """The warm tier for the fetcher: an optional tier before the bucket, which may be late, or lack or lose any object.
 
 Its proxy runs in this process, and is started in the background by the first read. Until it runs, every read is a miss;
-after a failed start, the next attempt waits for some time. A proxy elsewhere is a server of a shared tier, and is read
-by the client of shared tiers.
+after a failed start, the next attempt waits for some time. A proxy elsewhere is read by the client of shared tiers.
 """
 
 from __future__ import annotations
@@ -200,8 +199,7 @@ def open_warm_tier(url: str, *, store: Readable, processes: int = 1) -> WarmTier
     """Create a tier from a URL, without connecting or calling a function before the first read.
 
     Args:
-        url: URL of a :class:`~stoker_warm._config.WarmDeployment`, or ``warm://HOST:PORT?fingerprint=…`` for a proxy
-            elsewhere.
+        url: URL of a :class:`~stoker_warm._config.WarmDeployment`, or ``warm://HOST:PORT?fingerprint=…`` of a proxy.
         store: Store of the data set; unused by this tier.
         processes: Number of processes of the job that read through a tier of their own.
 

@@ -174,8 +174,7 @@ async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, An
         if not isinstance(status, dict):
             raise TypeError
     except (ValueError, TypeError):
-        text = f"{server.origin}{STATUS_PATH} did not return the status of a warm tier; check the URL"
-        raise UnexpectedAnswerError(text) from None
+        raise UnexpectedAnswerError(f"{server.origin}{STATUS_PATH} is not of a warm tier; check the URL") from None
     return status
 
 
