@@ -246,7 +246,7 @@ class LoaderResources:
         if limit_bytes is not None and manifest.largest_bytes > limit_bytes:
             raise ConfigError(
                 f"tier= keeps objects of at most {format_bytes(limit_bytes)}, and the largest super-sample has "
-                f"{format_bytes(manifest.largest_bytes)}: take a code with more data shards"
+                f"{format_bytes(manifest.largest_bytes)}: use a code with more data shards"
             )
         is_lent = shared is not None and shared in (config.tier, config.warm)
         self._own_tiers = TierSet(tiers, None if is_lent else shared)

@@ -47,7 +47,7 @@ class WarmConfig(BoundedConfig):
         write_seconds: Timeout of writing a shard, including waking its node.
         pending_bytes: Maximum bytes of object copies that wait to be written; further offers are declined.
         writes: Maximum number of objects written concurrently.
-        max_objects: Maximum number of objects in the directory, which takes about 100 bytes for each.
+        max_objects: Maximum number of objects in the directory, which takes about 160 bytes for each.
 
     Raises:
         ConfigError: A value is out of bounds, or there are fewer nodes than shards of an object.

@@ -86,7 +86,7 @@ def test_super_samples_whose_shards_could_not_be_sent_are_refused_when_the_loade
         packer.extend({"x": np.zeros(1000, np.uint8)} for _ in range(10))
     monkeypatch.setattr("stoker_warm._config.MAX_SHARD_BYTES", 4000)
     Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=4+2").close()
-    with pytest.raises(ConfigError, match=r"at most 7.81 KiB, .* take a code with more data shards"):
+    with pytest.raises(ConfigError, match=r"at most 7.81 KiB, .* use a code with more data shards"):
         Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=2+2")
 
 
