@@ -134,7 +134,7 @@ def test_the_data_loader_gets_the_workers_whose_start_and_epochs_together_take_l
     tried = {4: (1.0, 9.0), 8: (2.0, 5.0), 16: (4.0, 4.0), 32: (8.0, 4.5)}  # seconds: to start, of an epoch
     monkeypatch.setattr(training, "ImageObjects", lambda bucket, prefix: None)
     monkeypatch.setattr(training, "_uses_fork", lambda: True)
-    monkeypatch.setattr(training, "_tried", lambda images, workers, batch_size: tried[workers])
+    monkeypatch.setattr(training, "_measure_workers", lambda images, workers, batch_size: tried[workers])
     told: list[tuple[int, float | None]] = []
     assert (
         training.choose_workers(

@@ -202,7 +202,7 @@ def test_a_bucket_that_is_not_there_cannot_notify() -> None:
             queues=(QueueSpec(name="q"),), notifications=(Notification(bucket="nowhere", queue="q"),)
         )
         async with LocalBucket() as bucket:
-            with pytest.raises(ValueError, match="no bucket nowhere"):
+            with pytest.raises(ValueError, match=r"names a bucket .* nowhere"):
                 async with function_cloud(config, bucket=bucket):
                     pytest.fail("it has started")
 

@@ -110,7 +110,7 @@ def suspensions() -> list[str]:
 def test_the_small_run_suspends_in_every_part_of_the_machinery() -> None:
     seen = Counter(suspensions())
     print(f"\n{seen.total()} suspensions: {dict(seen)}")
-    assert {name.rpartition(".")[2] for name in seen} >= {"run", "_fill", "read", "_attempt"}
+    assert {name.rpartition(".")[2] for name in seen} >= {"run", "_fetch_item", "read", "_attempt"}
     assert seen.total() > 150
 
 

@@ -396,7 +396,7 @@ def test_a_remedy_of_several_findings_is_written_once(
         for finding in twice:
             tell(finding)
 
-    monkeypatch.setattr("stoker.cli.info.examine", examined)
+    monkeypatch.setattr("stoker.cli.info.diagnose", examined)
     assert main(["doctor", "x"]) == 0
     assert capsys.readouterr().out.count("stoker plan x --gpu-rate N") == 1
     assert main(["doctor", "x", "--json"]) == 0

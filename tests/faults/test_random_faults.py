@@ -79,7 +79,7 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
         release(ring, slot)
         release(ring, slot)
 
-    monkeypatch.setattr(Ring, "cancel_reservation", twice)
+    monkeypatch.setattr(Ring, "release", twice)
     with pytest.raises(BaseExceptionGroup) as caught:
         play("objects", 1)
     assert caught.group_contains(RingStateError, match="is free: cannot release")

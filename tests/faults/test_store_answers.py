@@ -89,8 +89,8 @@ OTHERS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "put if absent": lambda store: store.put("x", b"0123456789", if_absent=True),
     "put if unchanged": lambda store: store.put("x", b"0123456789", if_tag="1"),
     "delete": lambda store: store.delete("x"),
-    "identity": lambda store: store.identity(),  # type: ignore[attr-defined]  # every store over a network has it
-    "endpoint": lambda store: store.endpoint(),  # type: ignore[attr-defined]
+    "identity": lambda store: store.describe_credentials(),  # type: ignore[attr-defined]  # every store over a network has it
+    "endpoint": lambda store: store.describe_endpoint(),  # type: ignore[attr-defined]
 }
 
 

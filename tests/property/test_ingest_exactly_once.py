@@ -99,7 +99,7 @@ class Story:
 
     async def _maintain(self, *, is_doomed: bool) -> None:
         """Collect garbage, or rebuild a manifest that is whole, while all else goes on."""
-        store = self._deployment(is_doomed).dataset(self.place.dataset)
+        store = self._deployment(is_doomed).dataset_store(self.place.dataset)
         try:
             if self.random.random() < 0.7:
                 await collect_garbage(store, delete=True, keep_versions=self.random.choice([None, 1, 3]))

@@ -121,7 +121,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         code=st.sampled_from([*CODES, STRANGE]),
         position=st.integers(0, 4),
         node=NODES,
-        how=st.sampled_from(["dropped", "missing", "release"]),
+        how=st.sampled_from(["remove_shard", "mark_missing", "cancel_reservation"]),
     )
     def a_node_does_not_have(self, name: str, code: ErasureCode, position: int, node: int, how: str) -> None:
         shard = ShardId(name, code.data, code.parity, position % code.shards)
@@ -129,9 +129,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         if (node, shard) not in self.held((name, code)):
             return
         _, is_believed = self.rows[name, code][shard.position]
-        if how != "release" or not is_believed:
+        if how != "cancel_reservation" or not is_believed:
             self.drop((name, code), shard.position)
-        if how == "missing":
+        if how == "mark_missing":
             self.doomed[node].add(shard)
 
     @rule(node=NODES, most=st.integers(1, 5))

@@ -126,13 +126,13 @@ class LifeMachine(RuleBasedStateMachine):
             self.membership.on_change(name, self.instances[name].digest)
             self.membership.has_shard_list = True
 
-    @rule(who=WHO, word=st.sampled_from(["heard", "said_bye", "lost"]))
+    @rule(who=WHO, word=st.sampled_from(["on_message", "on_leaving", "on_disconnected"]))
     def an_instance_speaks_or_breaks_off(self, who: int, word: str) -> None:
         if (name := self.pick(who)) is not None:
             is_known = self.membership.is_connected and name == self.membership.instance
             is_taken = (
                 self.membership.on_disconnected(name)
-                if word == "lost"
+                if word == "on_disconnected"
                 else getattr(self.membership, word)(name, self.now)
             )
             assert is_taken == is_known
@@ -145,7 +145,7 @@ class LifeMachine(RuleBasedStateMachine):
         assert not self.membership.must_invoke
 
     @precondition(lambda self: self.membership.calls)
-    @rule(how=st.sampled_from(["returned", "failed", "throttled"]))
+    @rule(how=st.sampled_from(["on_call_returned", "on_call_failed", "on_call_throttled"]))
     def a_call_ends(self, how: str) -> None:
         self.gave_up(bool(getattr(self.membership, how)()))
 
