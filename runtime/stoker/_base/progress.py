@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from stoker._base.sizes import format_bytes
+from stoker._base.terminal import can_redraw
 
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
@@ -45,7 +46,7 @@ class ProgressReporter:
     def __init__(self, verb: str, unit: str, total: WorkAmount, stream: TextIO, *, quiet: bool = False) -> None:
         self._verb, self._unit, self._total = verb, unit, total
         self._stream, self._quiet = stream, quiet
-        self._is_bar = stream.isatty()
+        self._is_bar = can_redraw(stream)
         self._blocks = _BLOCKS if (stream.encoding or "").lower().startswith("utf") else " #"
         self._done = WorkAmount(count=0, size_bytes=0)
         self._past: deque[tuple[float, WorkAmount]] = deque()

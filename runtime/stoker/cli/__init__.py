@@ -11,17 +11,19 @@ import logging
 import os
 import sys
 import warnings
-from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from argparse import PARSER, SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NoReturn
 
 from stoker._base.fields import make_printable
+from stoker._base.terminal import styled
 from stoker._version import __version__
 from stoker.errors import ConfigError, StokerError
 
@@ -105,13 +107,17 @@ _COMMANDS = {
         ("trace", "trace", "show what a training run waited for, from its trace"),
         ("tier", "tier", "run a server that keeps super-samples in memory for trainers on other machines"),
         ("token", "token", "create a token with which a client reads data sets over HTTPS"),
+        ("completion", "completion", "print a script that completes commands and options in bash, zsh or fish"),
     )
 }
-_COMMAND_ORDER = (
-    *("pack", "info", "head", "verify", "rebuild-manifest", "shuffle", "compact", "gc", "rm", "plan", "doctor", "cost"),
-    *("allocate", "cache", "simulate", "trace", "tier", "warm", "token"),
-)
-"""Order in which the help lists commands; all others follow."""
+_COMMAND_GROUPS = {
+    "most used": ("pack", "info", "verify", "doctor", "plan"),
+    "data sets": ("head", "shuffle", "compact", "gc", "rebuild-manifest", "rm"),
+    "time and cost": ("trace", "cost", "allocate", "simulate"),
+    "caches and servers": ("cache", "tier", "warm", "token"),
+    "more": ("demo", "completion"),
+}
+"""Groups of commands in the help; those of other packages are added to the last one."""
 _ENTRY_POINT_GROUP = "stoker.commands"
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -132,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # names may contain characters that a terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="stoker: %(message)s")
+    if not arguments:
+        print(_format_first_screen(), file=sys.stderr)
+        return 2
     parser = _create_parser(arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
@@ -145,7 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except StokerError as error:
             if options.debug:
                 raise
-            print(f"stoker: error: {make_printable(str(error))}", file=sys.stderr)
+            label = styled("error:", "error", sys.stderr)
+            print(f"stoker: {label} {make_printable(str(error))}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
         except KeyboardInterrupt:
             print(f"stoker: {options.when_interrupted}", file=sys.stderr)
@@ -157,26 +167,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _create_parser(arguments: Sequence[str]) -> ArgumentParser:
+def _create_parser(arguments: Sequence[str]) -> CommandParser:
     """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
-    parser = CommandParser(
-        prog="stoker",
-        description="Packs training data into super-samples in a bucket, and maintains data sets.",
-        epilog="URL is a path, or a file://, s3://, gs://, memory:// or, to read, stoker+https:// URL.",
-    )
-    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     asked = next(iter(arguments[len(options) :]), "")
     only = None if set(options) - {"--debug"} else _find_command(asked)  # with --help, all of them are listed
-    for command in [only] if only else _list_commands():
+    parser = create_parser([only] if only else list_commands(), [asked])
+    if asked and asked not in (names := [each.name for each in parser.commands]):
+        near = get_close_matches(asked, names, n=1)
+        parser.error(f"there is no command {asked!r:.40}" + (f"; do you mean {near[0]}?" if near else ""))
+    return parser
+
+
+def create_parser(commands: Sequence[Command], configured: Container[str]) -> CommandParser:
+    """Return a parser of command lines.
+
+    Args:
+        commands: commands that the parser knows.
+        configured: names of the commands whose arguments it knows too, which imports their modules.
+    """
+    parser = _MainParser(prog="stoker", description=_DESCRIPTION, epilog=_URL_FORMS)
+    parser.commands = commands
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
+    parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+    for command in commands:
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
-        subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
+        subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=_DEBUG_HELP)
         subparser.set_defaults(run=command.run, parser=subparser, when_interrupted="interrupted", is_broken=False)
-        if command.name == asked:
+        if command.name in configured:
             command.configure(subparser)
     return parser
+
+
+def _format_first_screen() -> str:
+    """Return what ``stoker`` without a command prints: the commands that are used most."""
+    commands = [_COMMANDS.get(name) or _find_command(name) for name in _COMMAND_GROUPS["most used"]]
+    parser = create_parser(list(filter(None, commands)), ())
+    parser.epilog = "All commands: stoker --help"
+    return parser.format_help()
 
 
 def _find_command(name: str) -> Command | None:
@@ -187,10 +216,10 @@ def _find_command(name: str) -> Command | None:
     return None if point is None else _load_command(point)
 
 
-def _list_commands() -> list[Command]:
+def list_commands() -> list[Command]:
     """Return the built-in commands and those of other packages, in the order of the help."""
     found = {name: _load_command(point) for name, point in _find_entry_points().items()} | _COMMANDS
-    first = [found.pop(name) for name in _COMMAND_ORDER if name in found]
+    first = [found.pop(name) for name in chain(*_COMMAND_GROUPS.values()) if name in found]
     return [*first, *found.values()]
 
 
@@ -228,9 +257,13 @@ def _report_load_error(point: EntryPoint, error: Exception, _: Namespace) -> int
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"stoker: warning: {make_printable(str(message))}", file=sys.stderr)
+    label = styled("warning:", "warning", sys.stderr)
+    print(f"stoker: {label} {make_printable(str(message))}", file=sys.stderr)
 
 
+_DESCRIPTION = "Packs training data into super-samples in a bucket, and maintains data sets."
+_URL_FORMS = "URL is a path, or a file://, s3://, gs://, memory:// or, to read, stoker+https:// URL."
+_DEBUG_HELP = "show the traceback of an error"
 BUCKET_TITLE = "how to reach"
 """Start of the titles of the groups of bucket options, which the help shows last."""
 _COMMON_OPTIONS = ("help", "debug", "version")
@@ -247,9 +280,40 @@ class CommandParser(ArgumentParser):
         self._action_groups.sort(key=lambda group: (group.title or "").startswith(BUCKET_TITLE))
         return super().format_help()
 
+    def list_arguments(self) -> Iterator[Action]:
+        """Yield the visible arguments, with those of commands and their actions."""
+        for action in self._actions:
+            if action.nargs == PARSER and isinstance(action.choices, dict):
+                for subparser in action.choices.values():
+                    yield from subparser.list_arguments()
+            elif action.help != SUPPRESS:
+                yield action
+
     def error(self, message: str) -> NoReturn:
         """Exit with code 2; print the error first, then the usage and how to show the help."""
         self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}see: {self.prog} --help\n")
+
+
+class _MainParser(CommandParser):
+    """Parser of whole command lines, whose help lists the commands by group."""
+
+    commands: Sequence[Command] = ()
+
+    def format_help(self) -> str:
+        """Return the help text: usage, commands by group, options."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, ())
+        formatter.add_text(self.description)
+        left = {each.name: Action([], each.name, metavar=each.name, help=each.help) for each in self.commands}
+        groups = {title: [left.pop(name) for name in names if name in left] for title, names in _COMMAND_GROUPS.items()}
+        groups["more"] += left.values()
+        groups["options"] = [each for each in self._actions if each.option_strings]
+        for title, actions in groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
 
 class _Formatter(HelpFormatter):

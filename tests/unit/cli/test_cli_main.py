@@ -115,7 +115,6 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
         ["pack", "only-one"],
         ["pack", "a", "b", "--super-sample-bytes", "8M"],
@@ -140,7 +139,7 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     assert more == "see: stoker info --help"
 
 
-@pytest.mark.parametrize("name", cli._COMMAND_ORDER)
+@pytest.mark.parametrize("name", [each.name for each in cli.list_commands()])
 def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +156,33 @@ def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
     assert [flag for flag in flags if flag in ("-h", "--debug")] == flags[-2:]
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["pack", "only-one"], ["warm", "up"], ["trace", "view"]])
+def test_without_a_command_the_five_most_used_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    listed = shown.split("most used:\n")[1].split("\n\n")[0].splitlines()
+    names = [line.split()[0] for line in listed if not line.startswith("   ")]
+    assert names == ["pack", "info", "verify", "doctor", "plan"]
+    assert "stoker --help" in shown
+
+
+def test_the_help_lists_each_command_once_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out.split("\noptions:\n")[0].splitlines()
+    listed = [line.split()[0] for line in shown if line.startswith("  ") and not line.startswith("   ")]
+    assert listed == [each.name for each in cli.list_commands()]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("pakc", "; do you mean pack?"), ("zzzz", "")])
+def test_an_unknown_command_is_answered_with_the_nearest(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([typed])
+    assert capsys.readouterr().err.splitlines()[0] == f"stoker: error: there is no command '{typed}'{meant}"
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["pack", "only-one"], ["warm", "up"], ["trace", "view"]])
 def test_a_usage_error_begins_with_the_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(arguments)

@@ -16,6 +16,11 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def _xterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def shown(stream: io.StringIO, *, total: WorkAmount, resumed: int = 0, quiet: bool = False) -> str:
     """Return what is written while 100 samples of 10 bytes a second are done for 12 s."""
 
@@ -97,3 +102,9 @@ def test_an_error_in_the_task_passes_and_the_bar_is_erased() -> None:
 )
 def test_durations_are_minutes_or_hours(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_a_terminal_that_cannot_redraw_shows_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = WorkAmount(count=2000, size_bytes=0)
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown(Terminal(), total=total) == shown(io.StringIO(), total=total)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import textwrap
 import time
 from collections.abc import Sequence
 from typing import TextIO
+
+from stoker._base.terminal import can_redraw
 
 _REDRAW_SECONDS = 0.1
 _MAX_COLUMNS = 100
@@ -25,7 +26,7 @@ class Screen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_terminal = can_redraw(stream)
         self._last_draw_at = -math.inf
         self._lines_above = 0
 
