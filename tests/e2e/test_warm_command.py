@@ -219,7 +219,7 @@ async def ran_without_a_proxy(cloud: FunctionCloud) -> None:
         assert (code, told["objects"], err) == (0, objects, "")
         assert bool(told["held_bytes"]) is bool(objects)
         await asleep(cloud)
-        assert await ran(cloud, "down", own, "--forget") == (0, "", "")
+        assert await ran(cloud, "down", own, "--yes") == (0, "", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,6 +8,7 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, get_args
 
 from stoker._base.meter import Operation, PriceKey
@@ -22,7 +23,7 @@ from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, price_key, with_meter
 from stoker.abc import Answer, Executor, Store
 from stoker.cli import flags
-from stoker.cli.output import format_count, say, table
+from stoker.cli.output import format_count, json_text, say, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
 from stoker_functions._shuffle_job.samples import usable_bytes
@@ -55,6 +56,8 @@ def configure(parser: ArgumentParser) -> None:
     memory = "memory of this process or of a function, which must hold a slice (default: 1GiB)"
     parser.add_argument("--memory", type=flags.size, default=_DEFAULT_BYTES, metavar="SIZE", help=memory)
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    flags.add_json(parser)
+    parser.set_defaults(example="stoker shuffle s3://bucket/dataset --seed 7 --epochs 0..9 --lanes 8")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "shuffle")
     parser.set_defaults(when_interrupted="interrupted; written objects stay: run the same command again to go on")
@@ -77,7 +80,8 @@ async def run(args: Namespace) -> int:
         config = _plan_config(args, executor, price_key(store))
         plans = plan_ways(manifest, config)
         if args.plan:
-            print(_format_plans(args, plans, manifest, config.store))
+            text = json_text([asdict(each) for each in plans]) if args.json else None
+            print(text or _format_plans(args, plans, manifest, config.store))
             return 0
         plan = choose_plan([plan for plan in plans if args.way in (None, plan.way)])
         async with executor:
@@ -116,6 +120,7 @@ class _EpochMaker:
     def __init__(self, args: Namespace, plan: EpochPlan, store: ObjectStore, executor: Executor) -> None:
         self._args, self._plan, self._store = args, plan, store
         self._progress: ProgressReporter | None = None
+        self._epochs = list[dict[str, Any]]()
         # No second copies of late tasks in this process: they would only slow the first one down.
         patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
         self._driver = Driver(executor, patience, on_progress=self._show)
@@ -138,9 +143,15 @@ class _EpochMaker:
         for tasks in phases:
             results = await self._run_tasks(tasks, layout)
         place = f"{self._store.url}/{layout.folder.rstrip('/')}"
+        deleted = [epoch for result in results for epoch in result.get("deleted_epochs", ())]
+        found = {"epoch": layout.epoch, "url": place, "is_new": not is_there, "deleted_epochs": deleted}
+        self._epochs.append(found)
+        if args.json:
+            return
         say(args, f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
-        if deleted := [str(epoch) for result in results for epoch in result.get("deleted_epochs", ())]:
-            say(args, f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
+        if deleted:
+            names = ", ".join(map(str, deleted))
+            say(args, f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {names} (--keep {args.keep})")
 
     async def _run_tasks(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
         verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
@@ -155,7 +166,7 @@ class _EpochMaker:
             for task in tasks
         ]
         async with ProgressReporter(
-            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._args.quiet
+            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._args.quiet or self._args.json
         ) as progress:
             self._progress = progress
             return await self._driver.run(named)
@@ -166,11 +177,15 @@ class _EpochMaker:
 
     def report(self) -> None:
         """Print the summary: time, requests, bytes and dollars."""
-        lines = self._driver.report.lines()
+        lines, reading = self._driver.report.lines(), self._store.meter.snapshot()
+        if self._args.json:
+            counts = {str(operation): count for operation, count in reading.requests.items() if count}
+            cost = {"requests": counts, "dollars": Prices.load().dollars(reading)}
+            print(json_text({"epochs": self._epochs, "fan_out": asdict(self._driver.report), **cost}))
+            return
         if self._args.on:
             say(self._args, *lines)
             return
-        reading = self._store.meter.snapshot()
         gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
         say(
             self._args,

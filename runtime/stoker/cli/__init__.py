@@ -270,7 +270,10 @@ _COMMON_OPTIONS = ("help", "debug", "version")
 
 
 class CommandParser(ArgumentParser):
-    """Parser of one command's arguments; the parsers of its actions have the same class."""
+    """Parser of one command's arguments; the parsers of its actions have the same class.
+
+    The default ``example`` of a parser, a command line, is shown at the end of its help.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **settings})
@@ -278,7 +281,8 @@ class CommandParser(ArgumentParser):
     def format_help(self) -> str:
         """Return the help text, with the bucket options last."""
         self._action_groups.sort(key=lambda group: (group.title or "").startswith(BUCKET_TITLE))
-        return super().format_help()
+        example = self.get_default("example")
+        return super().format_help() + (f"\nexample:\n  {example}\n" if example else "")
 
     def list_arguments(self) -> Iterator[Action]:
         """Yield the visible arguments, with those of commands and their actions."""

@@ -28,8 +28,8 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.abc import Readable
-from stoker.cli.flags import add_dataset, open_store_from_args, rate_from, whole_number_to
-from stoker.cli.output import format_count
+from stoker.cli.flags import add_actions, add_dataset, add_json, open_store_from_args, rate_from, whole_number_to
+from stoker.cli.output import format_count, json_text
 from stoker.errors import ConfigError, StokerError
 
 _MAX_CONCURRENT_FETCHES = 4
@@ -46,8 +46,8 @@ _DESCRIPTION = (
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
-    warm = actions.add_parser("warm", help="fill a disk cache before training", description=_DESCRIPTION)
+    example = "stoker cache warm s3://bucket/dataset --cache 'disk:/mnt/nvme/cache?limit=200GB'"
+    warm = add_actions(parser)("warm", "fill a disk cache before training", description=_DESCRIPTION, example=example)
     cache = "the cache, disk:PATH?limit=SIZE, as given to the Loader"
     warm.add_argument("--cache", required=True, metavar="SPEC", help=cache)
     seed = "seed of the training; matters if the data set is larger than the limit (default: 0)"
@@ -56,6 +56,7 @@ def configure(parser: ArgumentParser) -> None:
     rate = "maximum rate of reads from the bucket, such as 1Gbit (default: unlimited)"
     warm.add_argument("--max-rate", type=rate_from(1.0), metavar="RATE", help=rate)
     warm.add_argument("--quiet", action="store_true", help="show no progress")
+    add_json(warm)
     add_dataset(warm)
 
 
@@ -76,18 +77,23 @@ async def run(args: Namespace) -> int:
         stretch = PositionRange(order=order, sharding=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
         total = WorkAmount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
         async with (
-            ProgressReporter("filling", "super-samples", total, sys.stderr, quiet=args.quiet) as progress,
+            ProgressReporter("filling", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress,
             _open_disk_tier(manifest, spec, stretch) as tier,
         ):
             rows = _select_rows(manifest, stretch, spec.limit_bytes)
             read = await _fill(store, manifest, tier, rows, config, progress)
             held = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
     size_bytes = sum(ref.size_bytes for ref in held)
-    print(
-        f"disk:{spec.path} holds {len(held):,} of {format_count(len(manifest), 'super-sample')} of version "
-        f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} were "
-        "there"
-    )
+    if args.json:
+        figures = {"url": args.url, "version": manifest.version, "cache": f"disk:{spec.path}"}
+        figures |= {"super_samples": len(manifest), "fit": len(rows), "held": len(held), "held_bytes": size_bytes}
+        print(json_text({**figures, "read": read}))
+    else:
+        print(
+            f"disk:{spec.path} holds {len(held):,} of {format_count(len(manifest), 'super-sample')} of version "
+            f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} "
+            "were there"
+        )
     if len(held) < len(rows):
         print(
             f"{len(rows) - len(held):,} that fit into the limit were not cached: the disk is full or failed; "

@@ -16,7 +16,7 @@ _FOLDERS = {"FOLDER"}
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")
-    parser.epilog = "example: stoker completion bash > ~/.local/share/bash-completion/completions/stoker"
+    parser.set_defaults(example="stoker completion bash > ~/.local/share/bash-completion/completions/stoker")
 
 
 def run(args: Namespace) -> int:

@@ -29,6 +29,7 @@ from stoker._format.versions import read_manifest
 from stoker._stores.object_store import price_key
 from stoker.cli.compare_tiers import create_comparison, format_comparison
 from stoker.cli.flags import (
+    add_json,
     add_store_options,
     add_version,
     number_from,
@@ -52,7 +53,8 @@ def configure(parser: ArgumentParser) -> None:
     where = "a data set that gives the size and the number of super-samples"
     parser.add_argument("url", metavar="URL", nargs="?", help=where)
     add_version(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker cost s3://bucket/dataset --machine g6.xlarge --compute-hours 10")
     _add_figures(parser)
     add_store_options(parser)
 

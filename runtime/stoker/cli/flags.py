@@ -48,6 +48,29 @@ def add_dataset(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
+def add_json(parser: ArgumentParser) -> None:
+    """Add ``--json``: the command writes its result as one JSON document to standard output."""
+    parser.add_argument("--json", action="store_true", help="write the result as JSON")
+
+
+def add_actions(parser: ArgumentParser, epilog: str = "") -> Callable[..., ArgumentParser]:
+    """Let a command have actions, in ``args.action``; return a function that adds one.
+
+    Args:
+        parser: parser of the command.
+        epilog: text at the end of the help of the command and of its actions.
+    """
+    parser.epilog = epilog
+    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
+
+    def add_action(name: str, text: str, *, example: str = "", description: str = "") -> ArgumentParser:
+        action: ArgumentParser = actions.add_parser(name, help=text, description=description or text, epilog=epilog)
+        action.set_defaults(example=example)
+        return action
+
+    return add_action
+
+
 def add_version(parser: ArgumentParser) -> None:
     """Add the version of a data set."""
     parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")

@@ -16,14 +16,15 @@ from stoker._diagnostics.doctor import DoctorConfig, diagnose
 from stoker._diagnostics.machine import Finding, Level
 from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
-from stoker.cli.flags import add_dataset, add_store_options, open_store_from_args, positive, store_options
-from stoker.cli.output import describe, format_count, json_text, make_printable, preview, table
+from stoker.cli.flags import add_dataset, add_json, add_store_options, open_store_from_args, positive, store_options
+from stoker.cli.output import describe, format_count, json_text, json_value, make_printable, preview, table
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker info s3://bucket/dataset")
 
 
 async def run(args: Namespace) -> int:
@@ -89,11 +90,21 @@ def configure_head(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
     parser.add_argument("-n", type=positive, default=5, metavar="N", help="number of samples (default: 5)")
+    add_json(parser)
+    parser.set_defaults(example="stoker head s3://bucket/dataset -n 3")
 
 
 def run_head(args: Namespace) -> int:
     """Run the command and return its exit code."""
     with Dataset(args.url, version=args.at, options=store_options(args, args.url)) as dataset:
+        if args.json:
+            schema = dataset.schema
+            samples = [
+                {name: json_value(schema[name], value) for name, value in sample.items()}
+                for sample in islice(dataset, args.n)
+            ]
+            print(json_text({"url": args.url, "version": dataset.manifest.version, "samples": samples}))
+            return 0
         for number, sample in enumerate(islice(dataset, args.n)):
             rows = [(name, preview(dataset.schema[name], value)) for name, value in sample.items()]
             print(f"sample {number}\n{table(rows)}")
@@ -109,8 +120,9 @@ def configure_doctor(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("url", metavar="URL", help="the data set: a path, or an s3://, gs:// or stoker+https:// URL")
     parser.add_argument("--write", action="store_true", help="also write and delete a small object below URL/doctor/")
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
     add_store_options(parser)
+    parser.set_defaults(example="stoker doctor s3://bucket/dataset --write")
 
 
 async def run_doctor(args: Namespace) -> int:

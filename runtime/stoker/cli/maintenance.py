@@ -32,6 +32,7 @@ from stoker._stores.location import parse_url
 from stoker.abc import Store
 from stoker.cli.flags import (
     add_dataset,
+    add_json,
     add_store_options,
     add_written_dataset,
     open_store_from_args,
@@ -49,7 +50,8 @@ def configure_verify(parser: ArgumentParser) -> None:
     at_once = "concurrent reads of super-samples (default: 4)"
     parser.add_argument("--concurrency", type=positive, default=4, metavar="N", help=at_once)
     parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker verify s3://bucket/dataset --deep")
 
 
 async def run_verify(args: Namespace) -> int:
@@ -88,7 +90,8 @@ def configure_compact(parser: ArgumentParser) -> None:
     add_written_dataset(parser)
     wanted = "target size; super-samples below half of it are merged (default: 8MiB)"
     parser.add_argument("--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=wanted)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker compact s3://bucket/dataset")
     add_store_options(parser)
 
 
@@ -127,7 +130,8 @@ def configure_gc(parser: ArgumentParser) -> None:
     parser.add_argument("--keep-versions", type=positive, metavar="N", help=newest)
     run = "also delete this unfinished run or job, by the id that is listed; may be repeated"
     parser.add_argument("--abandoned", action="append", default=[], metavar="ID", help=run)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker gc s3://bucket/dataset --keep-versions 1 --delete")
     add_store_options(parser)
 
 
@@ -198,7 +202,9 @@ def configure_rebuild(parser: ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help=orphans)
     whole = "read every super-sample completely and leave out damaged ones (default: read their heads only)"
     parser.add_argument("--verify", action="store_true", help=whole)
+    add_json(parser)
     add_store_options(parser)
+    parser.set_defaults(example="stoker rebuild-manifest s3://bucket/dataset --verify")
 
 
 async def run_rebuild(args: Namespace) -> int:
@@ -206,6 +212,15 @@ async def run_rebuild(args: Namespace) -> int:
     async with open_store_from_args(args) as store:
         report = await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
     manifest = report.manifest
+    is_complete = not (report.lost or report.refused or report.gaps or report.repeats)
+    if args.json:
+        figures = {"url": args.url, "version": manifest.version, "is_new": report.is_new}
+        figures |= {"super_samples": len(manifest), "samples": manifest.samples}
+        figures |= {"adopted": report.adopted, "orphans": report.orphans}
+        for name in ("lost", "refused", "gaps", "repeats"):
+            figures[name] = [asdict(each) for each in getattr(report, name)]
+        print(json_text(figures))
+        return 0 if is_complete else 1
     what = "made" if report.is_new else "nothing is missing from"
     found = f"{format_count(len(manifest), 'super-sample')}, {format_count(manifest.samples, 'sample')}"
     print(f"{what} version {manifest.version}: {found}")
@@ -216,7 +231,7 @@ async def run_rebuild(args: Namespace) -> int:
         _print_list("in no version and no finished pack (--adopt takes them in)", report.orphans)
     _print_list("missing", map(format_bad_object, report.gaps))
     _print_list("perhaps twice", map(format_bad_object, report.repeats))
-    return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
+    return 0 if is_complete else 1
 
 
 def _print_list(title: str, lines: Iterable[str]) -> None:
@@ -232,7 +247,9 @@ def configure_rm(parser: ArgumentParser) -> None:
     add_written_dataset(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    add_json(parser)
     add_store_options(parser)
+    parser.set_defaults(example="stoker rm s3://bucket/dataset")
     parser.set_defaults(when_interrupted="interrupted; run the same command again to delete the rest")
 
 
@@ -255,10 +272,14 @@ async def run_rm(args: Namespace) -> int:
             print("nothing was deleted", file=sys.stderr)
             return 1
         total = WorkAmount(count=len(removal.objects), size_bytes=removal.size_bytes)
-        async with ProgressReporter("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
+        is_quiet = args.quiet or args.json
+        async with ProgressReporter("deleting", "objects", total, sys.stderr, quiet=is_quiet) as progress:
             await remove_dataset(store, removal, lambda info: progress.add(info.size_bytes))
     _remove_empty_folders(args.url)
-    if not args.quiet:
+    if args.json:
+        figures = {"url": args.url, "deleted": total.count, "size_bytes": total.size_bytes}
+        print(json_text({**figures, "others": [info.key for info in removal.others], **bill.to_dict()}))
+    elif not args.quiet:
         print(f"deleted {what}; {bill.summary()}", file=sys.stderr)
         if removal.others:
             shown = ", ".join(make_printable(info.key) for info in removal.others[:_MAX_SHOWN_OTHERS])

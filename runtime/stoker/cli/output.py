@@ -32,6 +32,7 @@ __all__ = [
     "format_count",
     "describe",
     "json_text",
+    "json_value",
     "preview",
     "make_printable",
     "format_sample",
@@ -116,6 +117,21 @@ def preview(column: Column, value: Any) -> str:
     if array.ndim:
         return f"{kind}: {' '.join(str(item) for item in array.ravel())}"
     return f"{array}{_class_name(column, int(array)) if array.dtype.kind in 'iu' else ''}"
+
+
+def json_value(column: Column, value: Any) -> Any:
+    """Return a value for JSON: large arrays as statistics, and bytes as their number and the first of them."""
+    if isinstance(column, Text):
+        return value
+    if isinstance(column, Bytes):
+        return {"size_bytes": len(value), "first_bytes": value[:_MAX_SHOWN_BYTES].hex()}
+    array = np.asarray(value)
+    if array.size <= _MAX_SHOWN_VALUES:
+        return array.tolist()
+    facts: dict[str, Any] = {"dtype": column.dtype.name, "shape": list(array.shape)}
+    if not column.dtype.is_bits:
+        facts |= {"min": array.min().item(), "max": array.max().item(), "mean": array.mean(dtype="f8").item()}
+    return facts
 
 
 def format_sample(source: Source, number: int, found: Sample | None) -> list[str]:

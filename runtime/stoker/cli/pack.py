@@ -35,6 +35,7 @@ _LOCAL_ONLY_OPTIONS = {
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add = parser.add_argument
+    parser.set_defaults(example="stoker pack ./images s3://bucket/dataset")
     add(
         "source",
         metavar="SRC",

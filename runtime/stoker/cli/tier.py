@@ -25,7 +25,7 @@ from stoker._shared.secret import SECRET_VARIABLE, TierSecret
 from stoker._shared.server import TierServer
 from stoker._shared.serving import ListenAddress, serve_tier
 from stoker._shared.storage import MemoryStorage
-from stoker.cli.flags import add_store_options, open_store_from_args, size_from
+from stoker.cli.flags import add_actions, add_json, add_store_options, open_store_from_args, size_from
 from stoker.cli.output import format_count, json_text, table
 from stoker.errors import ConfigError
 
@@ -37,16 +37,18 @@ _EPILOG = f"The secret is read from the variable {SECRET_VARIABLE}; commas separ
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = _EPILOG
-    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
-    actions.add_parser("secret", help=f"create a secret for {SECRET_VARIABLE} and print it")
-    token = actions.add_parser("token", help="print the bearer token of requests, for nginx, curl or Prometheus")
+    add = add_actions(parser, _EPILOG)
+    add("secret", f"create a secret for {SECRET_VARIABLE} and print it", example="stoker tier secret")
+    text = "print the bearer token of requests, for nginx, curl or Prometheus"
+    token = add("token", text, example="stoker tier token --metrics")
     token.add_argument("--metrics", action="store_true", help="print the token that permits GET /metrics only")
-    status = actions.add_parser("status", help="show what a server holds and its counters", epilog=_EPILOG)
+    text, url = "show what a server holds and its counters", "'https://10.0.0.5:7412?fingerprint=…'"
+    status = add("status", text, example=f"stoker tier status {url}")
     status.add_argument("url", metavar="URL", help="URL of the server, as it printed it at its start")
-    status.add_argument("--json", action="store_true", help="write JSON")
+    add_json(status)
     text = "keep super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
-    serve = actions.add_parser("serve", help=text, description=f"{text}. Prints the URL for trainers.", epilog=_EPILOG)
+    example = "stoker tier serve --memory 32GB --listen 0.0.0.0:7412 --advertise 10.0.0.5"
+    serve = add("serve", text, description=f"{text}. Prints the URL for trainers.", example=example)
     serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="memory for objects: 32GB, …")
     add_endpoint(serve)
     disk = "disk for objects that do not fit into memory: FOLDER?limit=SIZE; the next server reuses it"

@@ -21,6 +21,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.epilog = (
         f"The keys are read from the variable {_KEYS_VARIABLE}, as in the serving function; the first key signs."
     )
+    parser.set_defaults(example="stoker token --dataset flowers --hours 8")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dataset", action="append", metavar="NAME", help="data set to permit; may be repeated")
     what.add_argument(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from stoker._base.recorder import WORST_WAITS
 from stoker._base.sizes import format_bytes
 from stoker._trace.picture import TraceSection, TraceSummary, draw_trace
 from stoker._trace.recording import TraceEvent, read_trace
-from stoker.cli.flags import positive
-from stoker.cli.output import format_count, make_printable, table
+from stoker.cli.flags import add_actions, add_json, positive
+from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.errors import ConfigError
 
 _TRACE_HELP = "a trace, plain or .gz, written by Loader(url, trace=FILE) or stoker simulate --trace FILE"
@@ -19,10 +20,13 @@ _TRACE_HELP = "a trace, plain or .gz, written by Loader(url, trace=FILE) or stok
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
-    view = what.add_parser("view", help="print the time waited by phase, and the worst waits with object and phase")
+    add = add_actions(parser)
+    text = "print the time waited by phase, and the worst waits with object and phase"
+    view = add("view", text, example="stoker trace view run.trace.gz")
     view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="number of waits (default: 10)")
-    picture = what.add_parser("picture", help="draw batches, the ring's fill level and fetches over time")
+    add_json(view)
+    text = "draw batches, the ring's fill level and fetches over time"
+    picture = add("picture", text, example="stoker trace picture run.trace.gz --out run.html")
     for each in (view, picture):
         each.add_argument("trace", metavar="FILE", type=Path, help=_TRACE_HELP)
     picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="picture to write: .png or .html")
@@ -35,11 +39,14 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    return _draw_picture(args) if args.what == "picture" else _view(args)
+    return _draw_picture(args) if args.action == "picture" else _view(args)
 
 
 def _view(args: Namespace) -> int:
     summary = TraceSummary.of(read_trace(args.trace), args.worst)
+    if args.json:
+        print(json_text(_summary_document(args.trace, summary)))
+        return 0
     print(f"{make_printable(str(args.trace))}: {_describe_summary(summary)}")
     if summary.batches:
         print(table(_phase_rows(summary)))
@@ -50,6 +57,40 @@ def _view(args: Namespace) -> int:
     if summary.is_full:
         print("the trace reached its limit: later events are not in it")
     return 0
+
+
+def _summary_document(path: Path, summary: TraceSummary) -> dict[str, Any]:
+    first_bytes, rates = summary.first_bytes, summary.rates
+    return {
+        "trace": str(path),
+        "processes": list(summary.names.values()),
+        "seconds": summary.seconds,
+        "batches": summary.batches,
+        "waited_seconds": summary.waited_seconds,
+        "phases": {
+            str(phase): {"seconds": seconds, "batches": batches} for phase, (seconds, batches) in summary.phases.items()
+        },
+        "worst": [
+            {
+                "process": summary.names.get(process, ""),
+                "epoch": wait.epoch,
+                "batch": wait.batch,
+                "begin_seconds": wait.spans[0].begin_seconds,
+                "seconds": wait.seconds,
+                "causes": [
+                    {"phase": str(phase), "object": key, "seconds": seconds}
+                    for (phase, key), seconds in wait.by_cause().items()
+                ],
+            }
+            for process, wait in summary.worst()
+        ],
+        "requests": summary.requests,
+        "lost_requests": summary.lost,
+        "first_byte_p50_seconds": first_bytes.quantile(0.5) if first_bytes.count else None,
+        "first_byte_p99_seconds": first_bytes.quantile(0.99) if first_bytes.count else None,
+        "bytes_per_second_p50": rates.quantile(0.5) if rates.count else None,
+        "is_truncated": summary.is_full,
+    }
 
 
 def _describe_summary(summary: TraceSummary) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker._base.sizes import MAX_BYTES, parse_rate
 from stoker._order.order import MAX_LANES
-from stoker.cli.flags import rate_from, size
+from stoker.cli.flags import add_json, rate_from, size
 from stoker.cli.output import json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim._allocation import POLICIES, Allocation, Cluster, JobShare, TrainingJob, allocate
@@ -27,7 +27,8 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--bandwidth", type=rate_from(0.0), metavar="RATE", help=rate)
     policy = "maximize the total rate, the smallest share of a job's full rate, or divide equally (default: greedy)"
     parser.add_argument("--policy", choices=_POLICY_NAMES, default="greedy", help=policy)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker allocate jobs.toml --cache 2TB --policy max-min")
 
 
 def run(args: Namespace) -> int:

@@ -21,7 +21,16 @@ from stoker._fetch.config import Continuous, NextBatch, PipelineConfig, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
 from stoker._stores.object_store import price_key
-from stoker.cli.flags import add_dataset, number_from, open_store_from_args, positive, rate_from, size, size_from
+from stoker.cli.flags import (
+    add_dataset,
+    add_json,
+    number_from,
+    open_store_from_args,
+    positive,
+    rate_from,
+    size,
+    size_from,
+)
 from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
@@ -67,7 +76,8 @@ def configure(parser: ArgumentParser) -> None:
     memory = "memory budget (default: 512MB)"
     now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help=memory)
     now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="schedule (default: continuous)")
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_json(parser)
+    parser.set_defaults(example="stoker plan s3://bucket/dataset --gpu-rate 3000 --nodes 4 --ranks-per-node 8")
 
 
 def run(args: Namespace) -> int:

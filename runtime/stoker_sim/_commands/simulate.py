@@ -32,6 +32,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the experiments with the papers they compare to")
     where = "folder for NAME.csv, NAME.png and NAME.html (default: experiments)"
     parser.add_argument("--out", type=Path, default=Path("experiments"), metavar="FOLDER", help=where)
+    parser.set_defaults(example="stoker simulate all --quick --out figures")
     parser.add_argument("--quick", action="store_true", help="simulate fewer points")
     parser.add_argument("--no-html", action="store_true", help="write no HTML pages (5 MB each)")
     parser.add_argument("--json", action="store_true", help="print JSON and write no files")

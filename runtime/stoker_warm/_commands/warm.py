@@ -26,7 +26,7 @@ from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.secret import TierSecret
 from stoker._shared.serving import serve_tier
 from stoker.abc import ObjectRef, Tier
-from stoker.cli.flags import number_from, positive, size_from
+from stoker.cli.flags import add_actions, add_json, number_from, positive, size_from
 from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.cli.tier import add_endpoint, create_stop_event, parse_endpoint, raise_file_limit
 from stoker.errors import DeadlineError
@@ -213,17 +213,17 @@ _EPILOG = "For the settings in a URL, and the secrets in STOKER_WARM_SECRET and 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = _EPILOG
-    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
+    add_action = add_actions(parser, _EPILOG)
 
-    def add(name: str, help_: str, url: str = _DEPLOYMENT_URL_HELP) -> ArgumentParser:
-        action = actions.add_parser(name, help=help_, description=help_, epilog=_EPILOG)
+    def add(name: str, text: str, url: str = _DEPLOYMENT_URL_HELP, flags: str = "") -> ArgumentParser:
+        example = f"stoker warm {name}" + (f" 'warm+lambda://stoker?listen=10.0.0.5:7412'{flags}" if url else "")
+        action = add_action(name, text, example=example)
         if url:
             action.add_argument("url", metavar="URL", help=url)
         return action
 
     add("secret", "create a secret for the proxy and its nodes, and print it", url="")
-    add("up", "call all nodes, and print how much they can hold; exits with 1 if some do not connect")
+    up = add("up", "call all nodes, and print how much they can hold; exits with 1 if some do not connect")
     proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints its URL")
     add_endpoint(proxy)
     for flag in _REMOVED_FLAGS:
@@ -237,11 +237,12 @@ def configure(parser: ArgumentParser) -> None:
     bench.add_argument("--objects", type=positive, default=32, metavar="N", help="number of objects (default: 32)")
     size = size_from(1, MAX_OBJECT_BYTES)
     bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="object size (default: 8MiB)")
-    bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="concurrent reads (default: 4)")
-    for action in (status, bench):
-        action.add_argument("--json", action="store_true", help="write JSON")
-    down = add("down", "delete all objects on the nodes, and stop the nodes")
-    down.add_argument("--forget", action="store_true", required=True, help="confirm the deletion")
+    concurrent = "concurrent reads (default: 4)"
+    bench.add_argument("--concurrency", "--at-once", type=positive, default=4, metavar="N", help=concurrent)
+    down = add("down", "delete all objects on the nodes, and stop the nodes", flags=" --yes")
+    down.add_argument("--yes", "--forget", action="store_true", required=True, help="confirm the deletion")
+    for action in (up, status, bench, down):
+        add_json(action)
 
 
 def run(args: Namespace) -> int:
@@ -277,6 +278,9 @@ async def _up(args: Namespace) -> int:
     async with _run_proxy(WarmDeployment.parse(args.url), read_tier_secret()) as proxy:
         status = await proxy.status(wake_nodes=True)
     nodes, absent = sum(status["nodes"].values()), status["absent"]
+    if args.json:
+        print(json_text(status))
+        return 1 if absent else 0
     size = format_bytes(status["limit_bytes"])
     print(f"{nodes - absent:,} of {format_count(nodes, 'node')} joined, and can hold {size}")
     _print_problems(status)
@@ -309,7 +313,7 @@ def _print_problems(status: Mapping[str, Any]) -> None:
 
 async def _bench(args: Namespace) -> int:
     async with _open_bench(args.url) as bench:
-        found = await run_bench(bench, objects=args.objects, size_bytes=args.size, concurrency=args.at_once)
+        found = await run_bench(bench, objects=args.objects, size_bytes=args.size, concurrency=args.concurrency)
     print(json_text(found) if args.json else table(_bench_rows(found), indent=""))
     return 0 if found["read"] == args.objects else 1
 
@@ -317,7 +321,9 @@ async def _bench(args: Namespace) -> int:
 async def _down(args: Namespace) -> int:
     async with _run_proxy(WarmDeployment.parse(args.url), read_tier_secret()) as proxy:
         problems = await proxy.delete_all()
-    for problem in problems:
+    if args.json:
+        print(json_text({"problems": problems}))
+    for problem in [] if args.json else problems:
         print(make_printable(problem))
     return 1 if problems else 0
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import PARSER, ArgumentParser, Namespace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from stoker import GcsOptions, S3Options, ServedOptions, cli
 from stoker._version import __version__
-from stoker.cli import flags, pack
+from stoker.cli import CommandParser, flags, pack
 from stoker.errors import ConfigError
 from support.serving_host import running_service
 
@@ -150,6 +151,7 @@ def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
     assert "--endpoint-url" not in usage
     text = "\n\n".join(rest)
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles.pop() == "example:"
     assert sorted(titles, key=lambda title: title.startswith("how to reach")) == titles
     options = text.partition("\noptions:\n")[2].partition("\n\n")[0]
     flags = [line.split()[0].rstrip(",") for line in options.splitlines() if line.startswith("  -")]
@@ -312,3 +314,47 @@ def test_where_a_function_serves_nothing_the_address_is_what_is_wrong(capsys: py
 def test_an_address_of_the_web_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "https://host/v1/train"]) == 2
     assert "stoker+https:// for a data set that a function serves" in capsys.readouterr().err
+
+
+def commands_and_actions() -> dict[str, CommandParser]:
+    """Return the parser of each command without actions, and of each action, by its name on the command line."""
+    commands = cli.list_commands()
+    parser = cli.create_parser(commands, {command.name for command in commands})
+    found: dict[str, CommandParser] = {}
+    waiting = [parser]
+    while waiting:
+        each = waiting.pop()
+        parsers = [choice for action in each._actions if action.nargs == PARSER for choice in action.choices.values()]
+        waiting += parsers
+        if not parsers:
+            found[each.prog] = each
+    return found
+
+
+PARSERS = commands_and_actions()
+WITHOUT_JSON = {
+    "stoker completion": "prints a script",
+    "stoker demo": "shows a picture that moves",
+    "stoker tier secret": "prints one word",
+    "stoker tier serve": "prints its URL and serves",
+    "stoker tier token": "prints one word",
+    "stoker token": "prints one word",
+    "stoker trace picture": "writes a picture",
+    "stoker warm proxy": "prints its URL and serves",
+    "stoker warm secret": "prints one word",
+}
+"""The commands whose output is not a result with fields."""
+
+
+def test_every_command_with_a_result_writes_it_as_json() -> None:
+    assert {name for name, parser in PARSERS.items() if "--json" not in parser.format_help()} == WITHOUT_JSON.keys()
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_help_of_a_command_ends_with_an_example_that_is_valid(name: str) -> None:
+    *_, title, example = PARSERS[name].format_help().splitlines()
+    assert title == "example:"
+    words = shlex.split(example.partition(" > ")[0])
+    assert " ".join(words).startswith(f"{name} ") or " ".join(words) == name
+    commands = cli.list_commands()
+    cli.create_parser(commands, {words[1]}).parse_args(words[1:])

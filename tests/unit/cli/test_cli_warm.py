@@ -188,7 +188,7 @@ def test_each_action_says_what_it_does_which_urls_it_takes_and_where_to_read_on(
     with pytest.raises(SystemExit) as left:
         cli.main(["warm", action, "--help"])
     assert left.value.code == 0
-    usage, description, *_, epilog = capsys.readouterr().out.strip().split("\n\n")
+    usage, description, *_, epilog, _ = capsys.readouterr().out.strip().split("\n\n")
     assert ("URL" in usage, description.count("\n") < 2) == (action != "secret", True)
     assert "docs/tiers.md" in epilog
 
@@ -215,13 +215,19 @@ def test_up_says_how_many_came_and_which_did_not(
     ]
     with keeping(monkeypatch, Kept({**TOLD, "absent": 0, "problems": []})):
         assert cli.main(["warm", "up", FLEET]) == 0
+        capsys.readouterr()
+        assert cli.main(["warm", "up", FLEET, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["absent"] == 0
 
 
-def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for problems, code in (([], 0), (["warm-3: is gone"], 1)):
         with keeping(monkeypatch, Kept({**TOLD, "problems": problems})) as found:
-            assert cli.main(["warm", "down", FLEET, "--forget"]) == code
+            assert cli.main(["warm", "down", FLEET, "--yes"]) == code
             assert found[0] == "forget"
+            capsys.readouterr()
+            assert cli.main(["warm", "down", FLEET, "--forget", "--json"]) == code
+            assert json.loads(capsys.readouterr().out) == {"problems": problems}
 
 
 def test_the_bench_writes_and_reads_objects_of_its_own(

@@ -16,6 +16,7 @@ _DEFAULT_IMAGES = 2500
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="seed of everything random (default: 7)")
+    parser.set_defaults(example="stoker demo --functions")
     training = parser.add_argument_group("training with and without stoker")
     training.add_argument(
         "--epochs", type=positive, metavar="N", help=f"epochs of each training (default: {_DEFAULT_EPOCHS})"
