@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _create_parser(arguments: Sequence[str]) -> CommandParser:
+def _create_parser(arguments: Sequence[str]) -> MainParser:
     """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
     options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     asked = next(iter(arguments[len(options) :]), "")
@@ -179,14 +179,14 @@ def _create_parser(arguments: Sequence[str]) -> CommandParser:
     return parser
 
 
-def create_parser(commands: Sequence[Command], configured: Container[str]) -> CommandParser:
+def create_parser(commands: Sequence[Command], configured: Container[str]) -> MainParser:
     """Return a parser of command lines.
 
     Args:
         commands: commands that the parser knows.
         configured: names of the commands whose arguments it knows too, which imports their modules.
     """
-    parser = _MainParser(prog="stoker", description=_DESCRIPTION, epilog=_URL_FORMS)
+    parser = MainParser(prog="stoker", description=_DESCRIPTION, epilog=_URL_FORMS)
     parser.commands = commands
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
@@ -298,8 +298,12 @@ class CommandParser(ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}see: {self.prog} --help\n")
 
 
-class _MainParser(CommandParser):
-    """Parser of whole command lines, whose help lists the commands by group."""
+class MainParser(CommandParser):
+    """Parser of whole command lines, whose help lists the commands by group.
+
+    Attributes:
+        commands: commands that the parser knows.
+    """
 
     commands: Sequence[Command] = ()
 

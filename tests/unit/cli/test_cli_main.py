@@ -319,12 +319,16 @@ def test_an_address_of_the_web_is_told_what_it_lacks(capsys: pytest.CaptureFixtu
 def commands_and_actions() -> dict[str, CommandParser]:
     """Return the parser of each command without actions, and of each action, by its name on the command line."""
     commands = cli.list_commands()
-    parser = cli.create_parser(commands, {command.name for command in commands})
     found: dict[str, CommandParser] = {}
-    waiting = [parser]
+    waiting: list[CommandParser] = [cli.create_parser(commands, {command.name for command in commands})]
     while waiting:
         each = waiting.pop()
-        parsers = [choice for action in each._actions if action.nargs == PARSER for choice in action.choices.values()]
+        parsers = [
+            parser
+            for action in each._actions
+            if action.nargs == PARSER and isinstance(action.choices, dict)
+            for parser in action.choices.values()
+        ]
         waiting += parsers
         if not parsers:
             found[each.prog] = each
