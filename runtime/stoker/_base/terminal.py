@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal, TextIO
 
-Style = Literal["error", "warning", "ok", "title"]
-_CODES: dict[Style, str] = {"error": "1;31", "warning": "33", "ok": "32", "title": "1"}
+Style = Literal["error", "warning", "ok"]
+_CODES: dict[Style, str] = {"error": "1;31", "warning": "33", "ok": "32"}
 
 
 def can_redraw(stream: TextIO) -> bool:

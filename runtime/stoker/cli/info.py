@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from stoker._base.sizes import format_bytes
+from stoker._base.terminal import Style, styled
 from stoker._dataset import Dataset
 from stoker._diagnostics.doctor import DoctorConfig, diagnose
 from stoker._diagnostics.machine import Finding, Level
@@ -113,6 +115,7 @@ def run_head(args: Namespace) -> int:
 
 _LINE_WIDTH = 80
 _LEVEL_LABELS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warn", Level.PROBLEM: "FAIL"}
+_LEVEL_STYLES: dict[Level, Style] = {Level.OK: "ok", Level.WARNING: "warning", Level.PROBLEM: "error"}
 _LABEL_WIDTH, _NAME_WIDTH = 6, 19
 
 
@@ -150,6 +153,9 @@ def _format_finding(finding: Finding, url: str, commands: set[str]) -> list[str]
     lines = _wrap_text(
         finding.text, f"{_LEVEL_LABELS[finding.level]:<{_LABEL_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin
     )
+    if finding.level in _LEVEL_STYLES:
+        label, rest = lines[0][:_LABEL_WIDTH], lines[0][_LABEL_WIDTH:]
+        lines[0] = styled(label, _LEVEL_STYLES[finding.level], sys.stdout) + rest
     if finding.advice:
         lines += _wrap_text(finding.advice, f"{margin}→ ", f"{margin}  ")
     if finding.command not in {"", *commands}:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+import stoker
 from stoker import cli
 from stoker._base.terminal import has_colors, styled
 
@@ -46,3 +48,18 @@ def test_an_error_is_red_on_a_terminal_only(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(["info", "memory://nothing"]) == 1
     assert capsys.readouterr().err.startswith("stoker: \x1b[1;31merror:\x1b[0m ")
+
+
+def test_the_doctor_colours_its_labels_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stoker.Packer(tmp_path, schema={"x": stoker.Array("int64")}) as packer:
+        packer.extend({"x": number} for number in range(10))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert cli.main(["doctor", str(tmp_path)]) == 0
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(["doctor", str(tmp_path)]) == 0
+    assert "\x1b[32mok    \x1b[0m" in capsys.readouterr().out
