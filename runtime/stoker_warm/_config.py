@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound, caller_stacklevel
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
+from stoker._deprecation import caller_stacklevel
 from stoker._shared.address import Address
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions

@@ -35,7 +35,7 @@ _OF_GCS = ("gcs", "google_credentials")
 ADAPTERS = {"stoker.images", *(f"stoker._stores.{name}" for name in (*_OF_S3, *_OF_GCS))}
 
 LAYERS = """
-    abc errors _version
+    abc errors _deprecation _version
     _base
     _format
     _order

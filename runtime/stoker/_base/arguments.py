@@ -17,6 +17,7 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from stoker._deprecation import alias_attributes, caller_stacklevel, declare_renamed, warn_renamed
 from stoker.errors import ArgumentError, ConfigError
 
 Class = TypeVar("Class", bound=type)
@@ -24,11 +25,10 @@ Config = TypeVar("Config")
 Owner = TypeVar("Owner")
 Number = TypeVar("Number", int, float)
 P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _SIMILARITY_CUTOFF = 0.7
 """Similarity of two names from which an error suggests one for the other."""
-_OWN_PACKAGES = ("stoker", "stoker_torch", "stoker_warm")
-"""Own packages, whose frames are skipped to find the caller that wrote a deprecated argument."""
 _PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
 """Private module path of a class in a text; the class is public in its top-level package."""
 
@@ -176,7 +176,10 @@ def check_picklable(value: object, what: str) -> None:
 
 
 def explain_arguments(
-    owner: str, hints: Mapping[str, str] | None = None, moved: Mapping[str, MovedArgument] | None = None
+    owner: str,
+    hints: Mapping[str, str] | None = None,
+    moved: Mapping[str, MovedArgument] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Callable[[Class], Class]:
     """Return a class decorator that explains unknown and missing arguments in errors.
 
@@ -186,6 +189,8 @@ def explain_arguments(
         owner: public name of the class, for messages.
         hints: advice by argument name, as for :func:`check_names`; default none.
         moved: new place of each deprecated argument, by name; default none.
+        renamed: present name of each deprecated argument, by name; default none. A dataclass gets a deprecated property
+            for each, because its arguments are its fields.
     """
 
     def decorate(kind: Class) -> Class:
@@ -200,6 +205,7 @@ def explain_arguments(
             if len(args) > len(by_place):
                 places = " and ".join(by_place) or "no argument"
                 raise ArgumentError(f"{owner} takes only {places} by position, all else by name=")
+            settings = _rename_arguments(settings, renamed or {}, owner, given=by_place[: len(args)])
             settings = _move_arguments(settings, moved or {}, owner)
             check_names(settings, known, hints or {}, owner=owner)
             if missing := [name for name in required if name not in settings and name not in by_place[: len(args)]]:
@@ -207,9 +213,56 @@ def explain_arguments(
             construct(self, *args, **settings)
 
         kind.__init__ = checked  # type: ignore[misc]  # as above
+        if renamed and is_dataclass(kind):
+            return alias_attributes(owner, renamed)(kind)
+        declare_renamed(owner, renamed or {})
         return kind
 
     return decorate
+
+
+def rename_arguments(owner: str, renamed: Mapping[str, str]) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Return a decorator for a function whose keyword arguments have deprecated names; it keeps its signature.
+
+    Args:
+        owner: public name of the function, for messages.
+        renamed: present name of each deprecated argument, by name.
+    """
+    declare_renamed(owner, renamed)
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        names = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def renaming(*args: P.args, **settings: P.kwargs) -> Result:
+            return function(*args, **_rename_arguments(settings, renamed, owner, given=names[: len(args)]))
+
+        return renaming
+
+    return decorate
+
+
+def _rename_arguments(
+    settings: dict[str, Any], renamed: Mapping[str, str], owner: str, *, given: Collection[str]
+) -> dict[str, Any]:
+    """Return keyword arguments by their present names, with a warning for each deprecated one.
+
+    Args:
+        settings: keyword arguments of a call.
+        renamed: present name by deprecated name.
+        owner: public name of the class or function, for messages.
+        given: names of the arguments that are given by position.
+
+    Raises:
+        ArgumentError: an argument is given by both names.
+    """
+    for old in [name for name in settings if name in renamed]:
+        new = renamed[old]
+        if new in settings or new in given:
+            raise ArgumentError(f"{owner} is given {old}= beside {new}=, its present name: leave {old}= out")
+        warn_renamed(f"{owner}({old}=…)", f"{new}=")
+        settings = {new if name == old else name: value for name, value in settings.items()}
+    return settings
 
 
 def _move_arguments(settings: dict[str, Any], moved: Mapping[str, MovedArgument], owner: str) -> dict[str, Any]:
@@ -233,14 +286,6 @@ def _move_arguments(settings: dict[str, Any], moved: Mapping[str, MovedArgument]
             plain = {place.default_field: settings[place.setting]} if place.setting in settings else {}
             settings[place.setting] = place.options(**fields.pop(place.setting), **plain)
     return settings
-
-
-def caller_stacklevel() -> int:
-    """Return the ``stacklevel`` of the first frame outside our packages, for a warning by this function's caller."""
-    level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings.warn can skip packages itself
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OWN_PACKAGES:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 class _PublicSignature(inspect.Signature):

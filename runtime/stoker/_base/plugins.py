@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from stoker._deprecation import load_renamed
 from stoker.errors import ConfigError, MissingExtraError
 
 
@@ -70,17 +71,19 @@ def require_extra(what: str, extra: str) -> Iterator[None]:
 def load_name(package: str, name: str, names_of: Mapping[str, str]) -> Any:
     """Import a lazy attribute of a package, and store it in the package; for the package's ``__getattr__``.
 
+    A deprecated name that the package has declared warns, and is not stored.
+
     Args:
         package: dotted name of the package.
         name: name of the attribute.
         names_of: names that each module defines, separated by blanks, by module.
 
     Raises:
-        AttributeError: no module of the table has this name.
+        AttributeError: no module of the table has this name, and the package has not declared it as deprecated.
     """
     for module, names in names_of.items():
         if name in names.split():
             value = getattr(import_module(module), name)
             setattr(sys.modules[package], name, value)
             return value
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return load_renamed(package, name)
