@@ -228,7 +228,7 @@ def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) ->
     feed, bucket, nodes, missed = workload.feed, workload.bucket, workload.nodes, 1.0 - hit_rate
     rng = random.Random(0)  # noqa: S311 - a model's
     first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
-    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, slots_ahead))
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, slots_ahead))
     rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
     gets = missed * len(workload.manifest)
     return EpochBound(

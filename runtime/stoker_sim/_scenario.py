@@ -310,7 +310,7 @@ def create_lane_scenario(
 
 def whole_object_fetch(concurrency: int, **settings: Any) -> FetchConfig:
     """Return a configuration that fetches whole super-samples, ``concurrency`` concurrently, without hedging."""
-    counts = {"concurrency_start": concurrency, "concurrency_least": concurrency, "concurrency_most": concurrency}
+    counts = {"start_concurrency": concurrency, "min_concurrency": concurrency, "max_concurrency": concurrency}
     return FetchConfig(**counts, split_parts=1, hedge=False, **settings)
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 from stoker._base.fields import quote_value, read_toml
 from stoker._base.sizes import MAX_BYTES, parse_bytes
 from stoker._cache.eviction import policy_names
+from stoker._deprecation import RENAMED
 from stoker._diagnostics.latency import (
     MAX_SECONDS,
     MIN_MEDIAN_SECONDS,
@@ -54,6 +55,12 @@ def read_section(path: Path) -> TomlSection:
         ConfigError: the file cannot be read, is too large, or is not TOML.
     """
     return TomlSection(read_toml(path), str(path))
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, by its present name and by its deprecated one if it has one."""
+    types = get_type_hints(kind)
+    return types | {old: types[new] for old, new in RENAMED.get(kind.__name__, {}).items()}
 
 
 class TomlSection:
@@ -137,7 +144,7 @@ class TomlSection:
     def create_config(self, kind: type[Config], **given: Any) -> Config:
         """Return a frozen dataclass with ``given`` and, for its other numbers and booleans, this section's fields.
 
-        Fields that are left out have the dataclass's default.
+        Fields that are left out have the dataclass's default; deprecated names of fields are valid.
         """
         readers: dict[type, Callable[[str], Any]]
         readers = {
@@ -145,7 +152,7 @@ class TomlSection:
             float: self.number,
             bool: partial(self.boolean, default=False),
         }
-        for name, type_ in get_type_hints(kind).items():
+        for name, type_ in field_types(kind).items():
             if name in self._unread and name not in given and type_ in readers:
                 given[name] = readers[type_](name)
         return self.create(kind, **given)

@@ -53,7 +53,7 @@ async def planned(options: GcsOptions) -> PackJob:
 async def carried_out(tasks: Sequence[Task], url: str) -> tuple[list[Mapping[str, Any]], Report]:
     """Have the tasks of one function done, at whose own address any path leads to it."""
     async with open_executor("gcf", ExecutorOptions(endpoint_url=url)) as executor:
-        retry = RetryPolicy(attempts=8, first_seconds=0.05, longest_seconds=0.5)
+        retry = RetryPolicy(attempts=8, backoff_base_seconds=0.05, backoff_cap_seconds=0.5)
         driver = Driver(executor, FanoutConfig(retry=retry, ramp_seconds=0.2))
         return await driver.run(tasks), driver.report
 

@@ -22,7 +22,7 @@ async def cancelled_at_random(seed: int) -> str:
     weather = Weather(bytes_per_second=1e6, tail_sigma=1.0, probability=WEATHER, closing_seconds=0.1)
     store = FaultyStore(OBJECTS, weather=weather, seed=seed)
     ring = Ring(8, 4096)
-    config = FetchConfig(split_least_bytes=1000, hedge_first_seconds=0.05, concurrency_start=4, concurrency_least=2)
+    config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05, start_concurrency=4, min_concurrency=2)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)
     items = iter([Item(index, ref, index) for index, ref in enumerate(pin(OBJECTS))])
     prefetcher = Prefetcher(fetcher, ring, Continuous(), lambda: next(items, None), hedge_slots=2)
@@ -65,7 +65,7 @@ async def fetch_cancelled_at_every_await(seed: int, turns: int, *, urgent: bool)
     store = FaultyStore(OBJECTS, weather=weather, seed=seed)
     store.script = lambda number, key: "corrupt" if number == 0 else "stall" if number == 1 else None
     ring = Ring(4, 4096)
-    config = FetchConfig(split_least_bytes=1000, hedge_first_seconds=0.05)
+    config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)
     fetching = asyncio.create_task(fetcher.fetch(pin(OBJECTS)[3], urgent=urgent))
     for turn in range(turns):

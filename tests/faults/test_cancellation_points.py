@@ -36,7 +36,7 @@ class Small:
         self.store = FaultyStore(OBJECTS, weather=weather, seed=1)
         self.store.script = lambda number, key: FAULTS.get(number)
         self.ring = Ring(6, 4096)
-        config = FetchConfig(split_least_bytes=1000, hedge_first_seconds=0.05, concurrency_start=4, attempt_seconds=0.5)
+        config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05, start_concurrency=4, attempt_seconds=0.5)
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(1), config=config)
         self.refs = pin(OBJECTS)
         self.used: list[int] = []

@@ -66,7 +66,8 @@ def test_every_task_is_done_or_named_whatever_happens(seed: int) -> None:
     platform = Platform(rng, len(tasks))
     executor = ScriptedExecutor(platform.call, concurrency=rng.choice([1, 5, 300]))
     config = FanoutConfig(
-        start=rng.choice([1, 8]), retry=RetryPolicy(attempts=30, first_seconds=0.5, longest_seconds=30.0, seed=seed)
+        start_concurrency=rng.choice([1, 8]),
+        retry=RetryPolicy(attempts=30, backoff_base_seconds=0.5, backoff_cap_seconds=30.0, seed=seed),
     )
     driver = Driver(executor, config)
     results: list[Any] = []
@@ -93,7 +94,9 @@ def test_the_same_seed_takes_the_same_course() -> None:
     def course() -> list[tuple[float, int]]:
         rng = random.Random(7)
         executor = ScriptedExecutor(Platform(rng, 60).call)
-        config = FanoutConfig(retry=RetryPolicy(attempts=30, first_seconds=0.5, longest_seconds=30.0, seed=7))
+        config = FanoutConfig(
+            retry=RetryPolicy(attempts=30, backoff_base_seconds=0.5, backoff_cap_seconds=30.0, seed=7)
+        )
         with suppress(FanoutError):
             run_virtual(Driver(executor, config).run(numbered(60)))
         return executor.started

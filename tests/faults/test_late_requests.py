@@ -43,7 +43,7 @@ async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Readin
     )
     store = FaultyStore({"x": BODY}, weather=weather, seed=seed)
     ring = Ring(SLOTS, len(BODY))
-    config = FetchConfig(split_least_bytes=(1 << 20) // SMALLER, hedge=hedge)
+    config = FetchConfig(split_min_bytes=(1 << 20) // SMALLER, hedge=hedge)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)
     (ref,) = pin(store.objects)
     items = iter([Item(index, ref, index // 4) for index in range(GETS)])

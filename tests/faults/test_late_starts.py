@@ -29,7 +29,7 @@ from support.packed_objects import packed_objects
 
 SCHEMA = Schema({"image": Array("uint8", (1000,))})
 PACKED, OBJECTS = packed_objects(SCHEMA, [{"image": np.full(1000, n % 251, np.uint8)} for n in range(400)], [20] * 20)
-CONFIG = FetchConfig(split_least_bytes=5000)
+CONFIG = FetchConfig(split_min_bytes=5000)
 """Objects of 20 KB, in four ranges each as those of 8 MiB are."""
 
 

@@ -66,7 +66,7 @@ def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_er
     per_minute = training.requests_by_period(60.0)
     assert len(per_minute) > 2
     # Without back-off a refused request takes 20 ms: 50 a second and permit instead of 1.5 at most.
-    assert max(per_minute.values()) <= 1.5 * 60.0 * config.concurrency_start
+    assert max(per_minute.values()) <= 1.5 * 60.0 * config.start_concurrency
     stats = training.fetcher.stats
     assert stats.hedges <= config.hedge_burst + config.hedge_fraction * stats.requests
     assert training.ring.statistics().free == 16
@@ -75,7 +75,7 @@ def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_er
 def test_the_end_of_an_outage_brings_no_burst_beyond_the_concurrency() -> None:
     training = Training(Weather(outages=[(1.0, 20.0)]))
     run_virtual(training.run())
-    assert training.store.peak_active <= FetchConfig().concurrency_most + 2
+    assert training.store.peak_active <= FetchConfig().max_concurrency + 2
 
 
 def test_a_store_that_throttles_what_is_too_much_finds_its_client_slowing_down() -> None:

@@ -151,7 +151,7 @@ def test_what_a_tier_has_costs_no_request_while_the_bucket_is_out(tmp_path: Path
             store,
             ring=ring,
             rng=rng,
-            config=FetchConfig(concurrency_least=1, concurrency_start=1, concurrency_most=1),
+            config=FetchConfig(min_concurrency=1, start_concurrency=1, max_concurrency=1),
             tiers=[tier],
         )
         await tier.follow(MANIFEST, future())

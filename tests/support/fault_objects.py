@@ -34,9 +34,9 @@ class ObjectRun:
             deadline_seconds=DEADLINE_SECONDS,
             attempt_seconds=rng.choice([1.0, 4.0]),
             attempts=rng.choice([3, 8, 24]),
-            concurrency_start=rng.choice([4, 8]),
-            concurrency_most=8,
-            split_least_bytes=rng.choice([1000, 1 << 20]),
+            start_concurrency=rng.choice([4, 8]),
+            max_concurrency=8,
+            split_min_bytes=rng.choice([1000, 1 << 20]),
             hedge_first_seconds=0.2,
         )
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(seed + 1), config=config)

@@ -65,9 +65,9 @@ class SampleRun:
             deadline_seconds=DEADLINE_SECONDS,
             attempt_seconds=rng.choice([1.0, 4.0]),
             attempts=rng.choice([3, 24]),
-            concurrency_start=4,
-            concurrency_most=8,
-            split_least_bytes=rng.choice([1000, 1 << 20]),
+            start_concurrency=4,
+            max_concurrency=8,
+            split_min_bytes=rng.choice([1000, 1 << 20]),
             hedge_first_seconds=0.2,
         )
         in_groups = order.shuffle == "full" and rng.random() < 0.6

@@ -21,7 +21,7 @@ from stoker.testing import WatchedStore
 T = TypeVar("T")
 
 SCHEMA = Schema({"data": Bytes(), "label": Array("int64")})
-NO_WAIT = RetryPolicy(attempts=8, first_seconds=0.0, longest_seconds=0.0, seed=1)
+NO_WAIT = RetryPolicy(attempts=8, backoff_base_seconds=0.0, backoff_cap_seconds=0.0, seed=1)
 _serial = itertools.count()
 
 

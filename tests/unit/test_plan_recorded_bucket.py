@@ -16,8 +16,8 @@ from stoker_sim._bucket import read_durations
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 
-ALONE = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency_least=1, concurrency_most=1)
-FOUR = FetchConfig(hedge=False, split_parts=1, concurrency_start=4, concurrency_least=4, concurrency_most=4)
+ALONE = FetchConfig(hedge=False, split_parts=1, start_concurrency=1, min_concurrency=1, max_concurrency=1)
+FOUR = FetchConfig(hedge=False, split_parts=1, start_concurrency=4, min_concurrency=4, max_concurrency=4)
 
 
 def recorded(path: Path, weather: Weather, config: FetchConfig | None = None, objects: int = 200) -> list[TraceEvent]:

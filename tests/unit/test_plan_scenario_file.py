@@ -279,3 +279,14 @@ def test_a_bucket_that_nobody_could_train_from_is_refused_with_its_figures(tmp_p
     figure = line.removeprefix("bucket.").replace(" = ", "=")
     with pytest.raises(ConfigError, match=rf"super-samples of up to 1\.00 MiB: BucketModel\(.*{figure}"):
         simulate(scenario)
+
+
+def test_a_deprecated_field_is_read_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"^FetchConfig\(concurrency_most=…\) is deprecated: write max_conc"):
+        scenario = read_scenario(written(tmp_path, LEAST + "fetch.concurrency_most = 32")).scenario
+    assert scenario.feed.fetch.max_concurrency == 32
+
+
+def test_a_field_by_both_names_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"node\.fetch: FetchConfig is given concurrency_most= beside"):
+        read_scenario(written(tmp_path, LEAST + "fetch = { concurrency_most = 32, max_concurrency = 32 }"))

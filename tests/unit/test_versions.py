@@ -209,7 +209,7 @@ class _Failing(WatchedStore):
 
 def test_waits_grow_up_to_the_longest_and_then_the_error_is_raised() -> None:
     async def main() -> None:
-        policy = RetryPolicy(attempts=6, first_seconds=1.0, longest_seconds=4.0, seed=3)
+        policy = RetryPolicy(attempts=6, backoff_base_seconds=1.0, backoff_cap_seconds=4.0, seed=3)
         store = _Failing(fresh_store())
         with pytest.raises(ServerError, match="down"):
             await RetryingReader(RetryingReader(store), policy).get("x")
@@ -248,7 +248,7 @@ def test_a_listing_that_breaks_goes_on_behind_the_last_key() -> None:
         store = fresh_store()
         for i in range(20):
             await store.put(f"k/{i:02d}", b"x")
-        reader = RetryingReader(Breaking(store), RetryPolicy(attempts=2, first_seconds=0.0))
+        reader = RetryingReader(Breaking(store), RetryPolicy(attempts=2, backoff_base_seconds=0.0))
         assert [info.key async for info in reader.list("k/")] == [f"k/{i:02d}" for i in range(20)]
 
     asyncio.run(main())

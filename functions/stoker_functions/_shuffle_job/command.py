@@ -122,7 +122,9 @@ class _EpochMaker:
         self._progress: ProgressReporter | None = None
         self._epochs = list[dict[str, Any]]()
         # No second copies of late tasks in this process: they would only slow the first one down.
-        patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
+        patience = (
+            FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(max_concurrency=args.workers)
+        )
         self._driver = Driver(executor, patience, on_progress=self._show)
 
     async def make(self, layout: EpochLayout) -> None:

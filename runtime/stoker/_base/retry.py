@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, Positive, explain_arguments
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
@@ -129,14 +129,19 @@ _CONFIRMATIONS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndE
 _log = logging.getLogger("stoker.retry")
 
 
+@explain_arguments(
+    "RetryPolicy",
+    renamed={"first_seconds": "backoff_base_seconds", "longest_seconds": "backoff_cap_seconds"},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy(BoundedConfig):
     """Number and delays of retries after a :class:`~stoker.errors.TransientError`.
 
     Attributes:
         attempts: maximum number of attempts, including the first; default 256.
-        first_seconds: maximum wait before the second attempt, which doubles with each further attempt; default 0.1.
-        longest_seconds: maximum wait, unless the store asks for a longer one; default 5.
+        backoff_base_seconds: maximum wait before the second attempt, which doubles with each further attempt;
+            default 0.1.
+        backoff_cap_seconds: maximum wait, unless the store asks for a longer one; default 5.
         deadline_seconds: time in which attempts may begin, from the begin of the operation, or for a write from its
             first failure; three attempts are made in any case. Default 60.
         seed: seed of the jitter; None, the default, draws one from the operating system.
@@ -147,16 +152,17 @@ class RetryPolicy(BoundedConfig):
     """
 
     attempts: AtLeastOne[int] = 256
-    first_seconds: NotNegative[float] = 0.1
-    longest_seconds: float = 5.0
+    backoff_base_seconds: NotNegative[float] = 0.1
+    backoff_cap_seconds: float = 5.0
     deadline_seconds: Positive[float] = 60.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
-        if not self.first_seconds <= self.longest_seconds:
+        if not self.backoff_base_seconds <= self.backoff_cap_seconds:
             raise ConfigError(
-                f"first_seconds {self.first_seconds} exceeds longest_seconds {self.longest_seconds}: lower it"
+                f"backoff_base_seconds {self.backoff_base_seconds} exceeds backoff_cap_seconds "
+                f"{self.backoff_cap_seconds}: lower it"
             )
 
 
@@ -189,8 +195,8 @@ class _RetryState:
         number = len(self._failures)
         wait_seconds = backoff_seconds(
             number,
-            base_seconds=policy.first_seconds,
-            cap_seconds=policy.longest_seconds,
+            base_seconds=policy.backoff_base_seconds,
+            cap_seconds=policy.backoff_cap_seconds,
             rng=self._reader.rng,
             retry_after_seconds=error.retry_after_seconds,
             left_seconds=max(0.0, left_seconds),

@@ -59,7 +59,7 @@ _VERIFIED_SUPER_SAMPLES = 3
 _MIN_HELD_SUPER_SAMPLES = 10
 """Minimum number of super-samples that a loader holds: a window of eight, and two in flight."""
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
-_ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
+_ATTEMPTS = RetryPolicy(attempts=3, backoff_base_seconds=0.2, backoff_cap_seconds=2.0)
 
 _VERIFY, _COMPACT, _PLAN = "stoker verify URL", "stoker compact URL", "stoker plan URL --gpu-rate N"
 

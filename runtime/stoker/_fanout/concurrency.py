@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NotNegative, Positive, explain_arguments
 from stoker._base.retry import RetryPolicy
 
 
@@ -39,6 +39,7 @@ class Task:
     size_bytes: int = 0
 
 
+@explain_arguments("FanoutConfig", renamed={"start": "start_concurrency", "most": "max_concurrency"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutConfig(BoundedConfig):
     """Concurrency of a fan-out, and its handling of failed and late calls.
@@ -47,11 +48,12 @@ class FanoutConfig(BoundedConfig):
 
     Example:
         >>> from stoker.fanout import FanoutConfig
-        >>> config = FanoutConfig(start=4, most=200)
+        >>> config = FanoutConfig(start_concurrency=4, max_concurrency=200)
 
     Attributes:
-        start: initial limit of concurrent calls; it doubles every ``ramp_seconds`` until the platform throttles.
-        most: maximum number of concurrent calls; None for the executor's own limit.
+        start_concurrency: initial limit of concurrent calls; it doubles every ``ramp_seconds`` until the platform
+            throttles.
+        max_concurrency: maximum number of concurrent calls; None for the executor's own limit.
         ramp_seconds: time between two increases of the limit, in seconds.
         retry: policy for calls that were lost or failed with a transient error; throttled calls are not attempts.
         throttled_seconds: time after which a run fails if every call is throttled, in seconds.
@@ -60,10 +62,12 @@ class FanoutConfig(BoundedConfig):
         late_burst: number of second calls allowed in excess of ``late_fraction``.
     """
 
-    start: AtLeastOne[int] = 8
-    most: AtLeastOne[int] | None = None
+    start_concurrency: AtLeastOne[int] = 8
+    max_concurrency: AtLeastOne[int] | None = None
     ramp_seconds: Positive[float] = 1.0
-    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=30.0))
+    retry: RetryPolicy = field(
+        default_factory=lambda: RetryPolicy(attempts=8, backoff_base_seconds=0.5, backoff_cap_seconds=30.0)
+    )
     throttled_seconds: Positive[float] = 600.0
     late_factor: AtLeastOne[float] = 3.0
     late_fraction: Fraction[float] = 0.1

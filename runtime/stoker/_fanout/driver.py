@@ -38,7 +38,7 @@ class Driver:
     Example:
         ```python
         async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
-            driver = Driver(executor, FanoutConfig(most=200))
+            driver = Driver(executor, FanoutConfig(max_concurrency=200))
             results = await driver.run(tasks)
         print(driver.report.dollars)
         ```
@@ -64,8 +64,10 @@ class Driver:
         self._executor = executor
         self._config = config or FanoutConfig()
         self._on_progress = on_progress
-        most = self._config.most or executor.concurrency
-        self._ramp = Ramp(start=self._config.start, max_limit=most, period_seconds=self._config.ramp_seconds)
+        max_limit = self._config.max_concurrency or executor.concurrency
+        self._ramp = Ramp(
+            start=self._config.start_concurrency, max_limit=max_limit, period_seconds=self._config.ramp_seconds
+        )
         prices = prices or Prices.load()
         self._tally = FanoutCounters(None if executor.platform is None else prices.function(executor.platform), prices)
         self._results: list[Mapping[str, Any]] = []
@@ -335,8 +337,8 @@ class _FanoutRun:
     def _delay(self, work: _TaskState, failures: int, error: TransientError, now_seconds: float) -> None:
         wait_seconds = backoff_seconds(
             failures,
-            base_seconds=self._config.retry.first_seconds,
-            cap_seconds=self._config.retry.longest_seconds,
+            base_seconds=self._config.retry.backoff_base_seconds,
+            cap_seconds=self._config.retry.backoff_cap_seconds,
             rng=self._random,
             retry_after_seconds=min(error.retry_after_seconds or 0.0, self._config.throttled_seconds),
         )

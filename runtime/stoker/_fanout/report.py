@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stoker._base.arguments import explain_arguments
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, format_count, format_dollars
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
@@ -15,11 +16,12 @@ from stoker.errors import ConfigError
 
 _OPERATIONS = {str(operation) for operation in Operation}
 _COUNTER_NAMES = (
-    *("calls", "continued", "retries", "throttled", "second_calls", "second_calls_won", "cold_starts", "in_vain"),
+    *("calls", "continued", "retries", "throttled", "second_calls", "second_calls_won", "cold_starts", "wasted_calls"),
     "requests",
 )
 
 
+@explain_arguments("Report", renamed={"in_vain": "wasted_calls"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Counts and cost of a fan-out, from :attr:`Driver.report`.
@@ -34,7 +36,7 @@ class Report:
         second_calls: second calls for late ones.
         second_calls_won: second calls that ended before the first.
         cold_starts: calls that started an instance, as far as the platform reports it.
-        in_vain: calls that failed, were lost, or were cancelled for another's answer. Their bill is unknown, so
+        wasted_calls: calls that failed, were lost, or were cancelled for another's answer. Their bill is unknown, so
             ``dollars`` includes their duration at the largest memory of the other calls.
         seconds: duration of the fan-out, in seconds.
         billed_seconds: billed duration of all answered calls, in seconds.
@@ -56,7 +58,7 @@ class Report:
     second_calls: int
     second_calls_won: int
     cold_starts: int
-    in_vain: int
+    wasted_calls: int
     seconds: float
     billed_seconds: float
     gb_seconds: float
@@ -77,7 +79,7 @@ class Report:
             "second calls for late ones": self.second_calls,
             "of these first": self.second_calls_won,
             "cold starts": self.cold_starts,
-            "in vain": self.in_vain,
+            "wasted": self.wasted_calls,
         }
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
         work = f"{format_count(self.tasks, 'task')} in {format_count(self.calls, 'call')}, in {self.seconds:.1f} s"
@@ -136,7 +138,7 @@ class FanoutCounters:
 
     def count_failure(self, seconds: float) -> None:
         """Count a call that failed or was cancelled after ``seconds``, whose bill is unknown."""
-        self.counts["in_vain"] += 1
+        self.counts["wasted_calls"] += 1
         self._failed_seconds += seconds
 
     def report(self, results: Iterable[Mapping[str, Any]], failed: int, seconds: float) -> Report:
@@ -161,7 +163,7 @@ class FanoutCounters:
         rest = self._prices.invocation_dollars(
             seconds=self._failed_seconds, memory_bytes=self._memory_bytes, vcpus=self._vcpus
         )
-        return self._dollars + rest + (self.counts["in_vain"] - 1) * self._prices.dollars_per_request
+        return self._dollars + rest + (self.counts["wasted_calls"] - 1) * self._prices.dollars_per_request
 
 
 def _sum_field(results: list[Mapping[str, Any]], name: str) -> int:

@@ -29,7 +29,17 @@ GAP_BYTES = 128 << 10
 """Largest gap that is read to merge two ranges into one request: about what arrives within one first-byte latency."""
 
 
-@explain_arguments("FetchConfig")
+@explain_arguments(
+    "FetchConfig",
+    renamed={
+        "concurrency_start": "start_concurrency",
+        "concurrency_least": "min_concurrency",
+        "concurrency_most": "max_concurrency",
+        "hedge_least_seconds": "hedge_min_seconds",
+        "least_bytes_per_second": "min_bytes_per_second",
+        "split_least_bytes": "split_min_bytes",
+    },
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig(BoundedConfig):
     """Retries, hedged requests and concurrency of the fetcher.
@@ -44,12 +54,12 @@ class FetchConfig(BoundedConfig):
 
     Attributes:
         deadline_seconds: time to fetch one object, in seconds, from when its first request may be sent. A request in
-            flight then may go on for the time that the object takes at ``least_bytes_per_second``. In an outage, this
+            flight then may go on for the time that the object takes at ``min_bytes_per_second``. In an outage, this
             limit normally ends the retries.
         attempts: maximum number of requests for one range, not counting hedges.
         attempt_seconds: time limit of one request, in seconds, in addition to the time that its bytes take at
-            ``least_bytes_per_second``.
-        least_bytes_per_second: slowest transfer that can succeed, in bytes per second; all requests in flight share
+            ``min_bytes_per_second``.
+        min_bytes_per_second: slowest transfer that can succeed, in bytes per second; all requests in flight share
             the link.
         max_bytes_per_second: maximum rate at which one rank requests bytes from the bucket, including hedges and
             retries, to share a link with others; None for no limit. An average: a burst of 0.1 s and one request may
@@ -64,20 +74,20 @@ class FetchConfig(BoundedConfig):
         hedge_after_factor: multiple of the expected (median) transfer time after which a request is late.
         hedge_first_byte_factor: multiple of the median time to the first byte after which a request without a byte is
             late.
-        hedge_least_seconds: minimum time before a request counts as late, in seconds. Where responses take
+        hedge_min_seconds: minimum time before a request counts as late, in seconds. Where responses take
             milliseconds some are late by chance, and a hedge would not save time that a training loop notices.
         hedge_first_seconds: time after which a request is late while there are too few measurements, in seconds.
-        concurrency_start: initial limit of requests in flight.
-        concurrency_least: minimum limit of requests in flight, even if the store throttles.
-        concurrency_most: maximum limit of requests in flight.
+        start_concurrency: initial limit of requests in flight.
+        min_concurrency: minimum limit of requests in flight, even if the store throttles.
+        max_concurrency: maximum limit of requests in flight.
         split_parts: maximum number of parallel ranges in which to read an urgent object; 1 never splits.
-        split_least_bytes: minimum size of such a range, in bytes.
+        split_min_bytes: minimum size of such a range, in bytes.
     """
 
     deadline_seconds: Positive[float] = 60.0
     attempts: Positive[int] = 32
     attempt_seconds: Positive[float] = 20.0
-    least_bytes_per_second: Positive[float] = 64 << 10
+    min_bytes_per_second: Positive[float] = 64 << 10
     max_bytes_per_second: Finite[Positive[float]] | None = None
     checksum_attempts: Positive[int] = 3
     backoff_base_seconds: Positive[float] = 0.05
@@ -87,24 +97,27 @@ class FetchConfig(BoundedConfig):
     hedge_burst: AtLeastOne[int] = 2
     hedge_after_factor: AtLeastOne[float] = 2.5
     hedge_first_byte_factor: AtLeastOne[float] = 4.0
-    hedge_least_seconds: NotNegative[float] = 0.05
+    hedge_min_seconds: NotNegative[float] = 0.05
     hedge_first_seconds: Positive[float] = 1.0
-    concurrency_start: int = 16
-    concurrency_least: Positive[int] = 4
-    concurrency_most: int = 64
+    start_concurrency: int = 16
+    min_concurrency: Positive[int] = 4
+    max_concurrency: int = 64
     split_parts: Positive[int] = 4
-    split_least_bytes: Positive[int] = 1 << 20
+    split_min_bytes: Positive[int] = 1 << 20
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.backoff_cap_seconds >= self.backoff_base_seconds:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
-        if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
-            raise ConfigError(f"concurrency must be least <= start <= most, not {self}")
+        if not self.min_concurrency <= self.start_concurrency <= self.max_concurrency:
+            raise ConfigError(
+                f"start_concurrency={self.start_concurrency} must be from min_concurrency={self.min_concurrency} "
+                f"to max_concurrency={self.max_concurrency}"
+            )
 
     def transfer_seconds(self, size_bytes: int) -> float:
         """Return the time limit of a transfer, in seconds, not counting the wait for its first byte."""
-        return size_bytes / self.least_bytes_per_second
+        return size_bytes / self.min_bytes_per_second
 
     def attempt_limit_seconds(self, size_bytes: int) -> float:
         """Return the time limit of one request for ``size_bytes``, in seconds."""

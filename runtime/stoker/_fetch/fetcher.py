@@ -100,7 +100,7 @@ class Fetcher:
 
         The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
         ranges. Cancellation and errors wait until no transport writes to the slot, and free it. A fetch takes at most
-        ``deadline_seconds`` plus the time of its bytes at ``least_bytes_per_second``, not counting the wait before its
+        ``deadline_seconds`` plus the time of its bytes at ``min_bytes_per_second``, not counting the wait before its
         first request. A tier adds at most 0.1 s, or the store's usual time if the tier is known to be slower; if the
         store then fails, each tier gets up to ``attempt_seconds``.
 
@@ -237,7 +237,7 @@ class Fetcher:
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
         """Split an urgent part into ranges of nearly equal size; an empty part into none."""
         size_bytes = part.size_bytes
-        pieces = min(self.config.split_parts, size_bytes // self.config.split_least_bytes) if urgent else 1
+        pieces = min(self.config.split_parts, size_bytes // self.config.split_min_bytes) if urgent else 1
         pieces = max(1, pieces)
         cuts = [size_bytes * piece // pieces for piece in range(pieces + 1)]
         return [

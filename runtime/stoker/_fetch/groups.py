@@ -190,7 +190,7 @@ class HeadMemory:
             for tensor, table in starts.items():
                 table[row] = head.starts[tensor]
 
-        await for_each(range(len(self._manifest)), read, concurrency=fetcher.config.concurrency_most)
+        await for_each(range(len(self._manifest)), read, concurrency=fetcher.config.max_concurrency)
         self._memory, self._starts = memory, starts
 
     @property

@@ -198,7 +198,7 @@ class HedgePolicy:
             late_seconds = config.hedge_after_factor * expected_seconds
         if not has_begun:
             late_seconds = min(late_seconds, self._first_byte_late_seconds())
-        late_seconds = max(late_seconds, config.hedge_least_seconds)
+        late_seconds = max(late_seconds, config.hedge_min_seconds)
         left_seconds = sent_seconds + late_seconds - now_seconds
         if left_seconds < TIMER_SECONDS:
             return 0.0

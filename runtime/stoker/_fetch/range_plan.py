@@ -214,7 +214,7 @@ async def read_values(
 
         await fetcher.fetch_ranges(ref, fetcher.split(part, urgent=urgent), into=into, verify=verify, urgent=urgent)
 
-    await for_each(range(len(reads)), read, concurrency=min(len(reads), fetcher.config.concurrency_most))
+    await for_each(range(len(reads)), read, concurrency=min(len(reads), fetcher.config.max_concurrency))
     return reads.addresses.reshape(values.starts.shape)
 
 

@@ -148,7 +148,7 @@ class RangeReader:
     ) -> None:
         self._store, self._rng, self._config, self._counters, self._hedges = store, rng, config, counters, hedges
         self._aimd = AimdLimit(
-            start=config.concurrency_start, min_limit=config.concurrency_least, max_limit=config.concurrency_most
+            start=config.start_concurrency, min_limit=config.min_concurrency, max_limit=config.max_concurrency
         )
         self._limiter = Limiter(self._aimd.limit)
         self._rate = RateLimit(config.max_bytes_per_second)
@@ -315,7 +315,7 @@ class RangeReader:
         except TimeoutError as raised:
             error = DeadlineError(
                 f"{fetch.name}: bytes {part.start} to {part.end} did not arrive within {limit_seconds:g} s; on a very "
-                "slow link, lower least_bytes_per_second"
+                "slow link, lower min_bytes_per_second"
             )
             error.__cause__ = raised
         finally:

@@ -193,7 +193,7 @@ class SampleReader:
             is_whole = self._is_nearly_whole(share)
             await (self._read_whole if is_whole else self._read_ranges)(share, found, urgent=len(shares) == 1)
 
-        await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.concurrency_most))
+        await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.max_concurrency))
         return found
 
     def _group_rows(self, indices: NDArray[np.int64]) -> Iterator[_SuperSampleRows]:

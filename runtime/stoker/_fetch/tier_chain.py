@@ -162,7 +162,7 @@ class TierChain:
     async def _read_from_any(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` from any tier, even one with an open breaker, after the store has failed.
 
-        A tier may take ``attempt_seconds`` plus the time of the bytes at ``least_bytes_per_second``.
+        A tier may take ``attempt_seconds`` plus the time of the bytes at ``min_bytes_per_second``.
         """
         for number in range(len(self._tiers)):
             member = self._state(number, ref)

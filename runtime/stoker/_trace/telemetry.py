@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from stoker._base.arguments import explain_arguments
 from stoker._base.closeable import Closeable
 from stoker._base.fetch_record import Fetch, Phase, Span
 from stoker._base.plugins import require_extra
@@ -36,6 +37,7 @@ def _summarize(fetch: Fetch) -> tuple[float, int, int, int]:
 _SCOPE = "stoker"
 
 
+@explain_arguments("OpenTelemetrySink", renamed={"least_wait_seconds": "min_wait_seconds"})
 class OpenTelemetrySink:
     """A :class:`~stoker.abc.TraceSink` that exports OpenTelemetry spans and metrics.
 
@@ -51,12 +53,12 @@ class OpenTelemetrySink:
     Args:
         tracer_provider: provider of the spans; default the global one.
         meter_provider: provider of the metrics; default the global one.
-        least_wait_seconds: minimum duration of a wait that becomes a span, in seconds; all waits count in metrics.
+        min_wait_seconds: minimum duration of a wait that becomes a span, in seconds; all waits count in metrics.
         clock: returns a time in seconds; must be the clock that measures the waits.
 
     Raises:
         MissingExtraError: opentelemetry is not installed.
-        ConfigError: ``least_wait_seconds`` is negative.
+        ConfigError: ``min_wait_seconds`` is negative.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class OpenTelemetrySink:
         *,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
-        least_wait_seconds: float = 0.01,
+        min_wait_seconds: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         with require_extra("OpenTelemetrySink", "telemetry"):
             from opentelemetry import metrics, trace
-        if not least_wait_seconds >= 0:
-            raise ConfigError(f"least_wait_seconds must be at least 0, not {least_wait_seconds}")
+        if not min_wait_seconds >= 0:
+            raise ConfigError(f"min_wait_seconds must be at least 0, not {min_wait_seconds}")
         self._context_of = trace.set_span_in_context
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
@@ -79,7 +81,7 @@ class OpenTelemetrySink:
         self._fetches = meter.create_histogram("stoker.fetch.duration", "s", "time to fetch an item")
         self._read = meter.create_counter("stoker.read", "By", "bytes received by requests")
         self._requests = meter.create_counter("stoker.requests", "{request}", "requests to the store")
-        self._least_wait_seconds = least_wait_seconds
+        self._min_wait_seconds = min_wait_seconds
         self._epoch_seconds = time.time() - clock()
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
@@ -99,11 +101,11 @@ class OpenTelemetrySink:
         self._span("stoker.fetch", begin, end, attributes, spans)
 
     def waited(self, wait: Wait) -> None:
-        """Count a wait, and export it as a span unless it is shorter than ``least_wait_seconds``."""
+        """Count a wait, and export it as a span unless it is shorter than ``min_wait_seconds``."""
         self._batches.add(1)
         for span in wait.spans:
             self._waits.add(max(0.0, span.seconds), {"stoker.phase": str(span.phase)})
-        if wait.seconds >= self._least_wait_seconds:
+        if wait.seconds >= self._min_wait_seconds:
             (phase, key), _ = next(iter(wait.by_cause().items()))
             attributes: dict[str, str | int] = {"stoker.batch": wait.batch, "stoker.epoch": wait.epoch}
             attributes |= {"stoker.phase": str(phase), "stoker.object": key}

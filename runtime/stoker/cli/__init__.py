@@ -147,7 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        warnings.filterwarnings("default", ".* has no effect: ", DeprecationWarning)  # the user can act on these
+        warnings.filterwarnings(
+            "default", ".* (has no effect|is deprecated): ", DeprecationWarning
+        )  # users can act on them
         try:
             code: int = options.run(options)
             sys.stdout.flush()

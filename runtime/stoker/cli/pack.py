@@ -183,7 +183,7 @@ async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store
     total = WorkAmount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
     progress = ProgressReporter("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:
-        driver = Driver(executor, FanoutConfig(most=args.workers), on_progress=progress.update)
+        driver = Driver(executor, FanoutConfig(max_concurrency=args.workers), on_progress=progress.update)
         try:
             async with progress:
                 await driver.run(job.tasks)

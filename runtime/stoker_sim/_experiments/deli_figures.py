@@ -60,7 +60,7 @@ large transfer is not in the paper; 20 MB/s is typical of a small machine of its
 def _read_rate(samples: int, samples_per_object: int, concurrency: int) -> float:
     """Return the rate at which a node reads objects of ``samples_per_object`` samples, ``concurrency`` concurrently."""
     size_bytes = samples_per_object * _SAMPLE_BYTES
-    fetch = FetchConfig(hedge=False, concurrency_start=concurrency, concurrency_least=1, concurrency_most=concurrency)
+    fetch = FetchConfig(hedge=False, start_concurrency=concurrency, min_concurrency=1, max_concurrency=concurrency)
     objects, ring_bytes = max(2, samples // samples_per_object), 128 * size_bytes + (1 << 20)
     manifest = synthetic_manifest(super_samples=objects, samples=samples_per_object, super_sample_bytes=size_bytes)
     order = OrderConfig(shuffle="none")

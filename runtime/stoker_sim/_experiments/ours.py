@@ -62,7 +62,7 @@ def _simulate_epochs(workload: DeliWorkload, samples: int) -> list[EpochResult]:
     objects = workload.dataset_samples // samples
     manifest = synthetic_manifest(super_samples=objects, samples=samples, super_sample_bytes=size_bytes, head_bytes=64)
     order = OrderConfig(seed=1, window=_WINDOW if samples > 1 else 1, lanes=_NODES)
-    fetch = FetchConfig(concurrency_start=_REQUESTS_AT_ONCE, concurrency_most=_REQUESTS_AT_ONCE)
+    fetch = FetchConfig(start_concurrency=_REQUESTS_AT_ONCE, max_concurrency=_REQUESTS_AT_ONCE)
     ring_bytes = _CACHE_SAMPLES // samples * aligned_slot_bytes(size_bytes)
     scenario = create_lane_scenario(manifest, order, _BATCH_SIZE, ring_bytes, fetch, bucket=bucket, epochs=_EPOCHS)
     steps = scenario.feed.sharding(scenario.manifest.samples).count_steps(0)

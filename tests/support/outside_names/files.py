@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 from unittest.mock import patch
 
 from stoker._cost.prices import CachePrices, DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
 from stoker_sim._commands.allocate import read_jobs
-from stoker_sim._scenario_file import TomlSection, read_scenario
+from stoker_sim._scenario_file import TomlSection, field_types, read_scenario
 from stoker_torch import Loader, StreamDataset
 from support.datasets import pack_numbers
 from support.outside_names.shape import shape
@@ -108,7 +108,7 @@ def _asked(what: str) -> Iterator[set[str]]:
         return take(section, name, default)
 
     def noted_config(section: TomlSection, kind: type[Any], **given: Any) -> Any:
-        for name, hint in get_type_hints(kind).items():
+        for name, hint in field_types(kind).items():
             if hint in (int, float, bool):
                 note(section, name)
         return config(section, kind, **given)

@@ -19,6 +19,7 @@ import stoker_local.functions
 import stoker_sim
 import stoker_torch
 from stoker import abc, errors, fanout, images, testing, trace
+from stoker._deprecation import RENAMED
 from stoker_torch._config import MOVED_SETTINGS
 
 __all__ = ["documented_imports", "imports_of", "python_api"]
@@ -44,6 +45,8 @@ def python_api(_: Path) -> Iterator[str]:
                 yield f"stoker.{name} is stoker.errors.{name}"
             else:
                 yield from _lines(f"{module.__name__}.{name}", getattr(module, name))
+        for old, new in RENAMED.get(module.__name__, {}).items():
+            yield f"{module.__name__}.{old} is {new}"
 
 
 def documented_imports(_: Path) -> Iterator[str]:
@@ -106,7 +109,10 @@ def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
             yield f"{path}(*, {name}{_default(default)})"
             if path.endswith("Config"):
                 yield f"{path}.{name}"
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = dict(inspect.signature(function).parameters)
+    renamed = RENAMED.get(path.rpartition(".")[2], {})
+    deprecated = [parameters[new].replace(name=old) for old, new in renamed.items() if new in parameters]
+    for parameter in (*parameters.values(), *deprecated):
         if parameter.name in ("self", "cls"):
             continue
         stars: dict[object, str] = {

@@ -23,7 +23,7 @@ from stoker.fanout import Driver, FanoutConfig, Report, Task
 from stoker.testing import run_virtual
 from support.fanout import Behaviour, ScriptedExecutor, answer, numbered
 
-RETRY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=8.0, seed=1)
+RETRY = RetryPolicy(attempts=4, backoff_base_seconds=1.0, backoff_cap_seconds=8.0, seed=1)
 
 
 def config(**changes: Any) -> FanoutConfig:
@@ -54,7 +54,7 @@ async def taking(seconds: float, number: int, **result: Any) -> Answer:
 
 
 def test_results_come_in_the_order_of_the_tasks_whatever_ends_first() -> None:
-    outcome, report, _ = run(lambda number, _: taking(100 - number, number), 50, start=50)
+    outcome, report, _ = run(lambda number, _: taking(100 - number, number), 50, start_concurrency=50)
     assert outcome == [{"number": number} for number in range(50)]
     assert (report.tasks, report.calls, report.retries, report.failed) == (50, 50, 0, 0)
 
@@ -65,7 +65,7 @@ def test_no_tasks_are_done_at_once() -> None:
 
 
 def test_calls_at_once_begin_few_and_double_each_period_while_nothing_throttles() -> None:
-    _, _, executor = run(lambda number, _: taking(60, number), 100, start=4, ramp_seconds=2.0)
+    _, _, executor = run(lambda number, _: taking(60, number), 100, start_concurrency=4, ramp_seconds=2.0)
     seconds = [seconds for seconds, _ in executor.started]
     assert [len(list(group)) for _, group in itertools.groupby(seconds)] == [4, 4, 8, 16, 32, 36]
     assert sorted(set(seconds)) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
@@ -73,7 +73,7 @@ def test_calls_at_once_begin_few_and_double_each_period_while_nothing_throttles(
 
 @pytest.mark.parametrize(("most", "concurrency", "expected"), [(None, 5, 5), (3, 100, 3), (7, 5, 7)])
 def test_no_more_run_at_once_than_is_allowed(most: int | None, concurrency: int, expected: int) -> None:
-    outcome, _, executor = run(lambda number, _: taking(10, number), 60, most=most, concurrency=concurrency)
+    outcome, _, executor = run(lambda number, _: taking(10, number), 60, max_concurrency=most, concurrency=concurrency)
     assert isinstance(outcome, list)
     assert executor.most_in_flight == expected
 
@@ -91,7 +91,7 @@ def test_a_platform_that_takes_ten_at_once_gets_all_done_and_half_as_many_calls_
         finally:
             running -= 1
 
-    outcome, report, executor = run(behave, 200, start=8)
+    outcome, report, executor = run(behave, 200, start_concurrency=8)
     assert outcome == [{"number": number} for number in range(200)]
     assert 0 < report.throttled < 100
     assert executor.most_in_flight == 11, "ten, and the one that is refused"
@@ -106,7 +106,7 @@ def test_a_lost_call_is_made_again_after_a_back_off() -> None:
 
     outcome, report, executor = run(behave, 8)
     assert isinstance(outcome, list)
-    assert (executor.calls[3], report.retries, report.calls, report.in_vain) == (3, 2, 10, 2)
+    assert (executor.calls[3], report.retries, report.calls, report.wasted_calls) == (3, 2, 10, 2)
     third = [seconds for seconds, number in executor.started if number == 3]
     assert 0 < third[1] <= 1.0
     assert third[1] < third[2] <= third[1] + 2.0
@@ -203,7 +203,7 @@ def test_an_error_that_would_meet_every_call_ends_the_run_at_once() -> None:
             raise NotFoundError("there is no such function")
         return await taking(1000, number)
 
-    outcome, report, executor = run(behave, 1000, start=10, ramp_seconds=100)
+    outcome, report, executor = run(behave, 1000, start_concurrency=10, ramp_seconds=100)
     assert isinstance(outcome, NotFoundError)
     assert (len(executor.started), executor.cancelled) == (10, 9)
     assert report.seconds == 3.0
@@ -245,20 +245,20 @@ def slow_once(late: set[int], seconds: float) -> Behaviour:
 
 
 def test_a_late_call_gets_a_second_one_whose_answer_counts_and_is_given_up_itself() -> None:
-    outcome, report, executor = run(slow_once({4}, 10_000), 10, start=10)
+    outcome, report, executor = run(slow_once({4}, 10_000), 10, start_concurrency=10)
     assert outcome == [{"number": number} for number in range(10)]
-    assert (report.second_calls, report.second_calls_won, report.in_vain, executor.cancelled) == (1, 1, 1, 1)
+    assert (report.second_calls, report.second_calls_won, report.wasted_calls, executor.cancelled) == (1, 1, 1, 1)
     assert report.seconds == 40.0, "three times the median, and then ten seconds"
 
 
 def test_the_first_call_may_still_be_the_first_to_end() -> None:
-    outcome, report, executor = run(slow_once({4}, 35), 10, start=10)
+    outcome, report, executor = run(slow_once({4}, 35), 10, start_concurrency=10)
     assert isinstance(outcome, list)
     assert (report.second_calls, report.second_calls_won, executor.cancelled, report.seconds) == (1, 0, 1, 35.0)
 
 
 def test_no_call_gets_a_second_one_while_tasks_wait_to_be_started() -> None:
-    _, _, executor = run(slow_once({0}, 10_000), 200, start=10, most=10)
+    _, _, executor = run(slow_once({0}, 10_000), 200, start_concurrency=10, max_concurrency=10)
     first_second_call = max(seconds for seconds, number in executor.started if number == 0)
     assert first_second_call >= max(seconds for seconds, number in executor.started if number != 0)
 
@@ -267,7 +267,7 @@ def test_second_calls_are_bounded_where_everything_has_become_slow() -> None:
     async def behave(number: int, before: int) -> Answer:
         return await taking(10 if number < 60 else 5000, number)
 
-    outcome, report, _ = run(behave, 100, start=100, late_fraction=0.05, late_burst=1)
+    outcome, report, _ = run(behave, 100, start_concurrency=100, late_fraction=0.05, late_burst=1)
     assert isinstance(outcome, list)
     assert report.second_calls == 6
 
@@ -279,7 +279,7 @@ def test_a_late_call_that_fails_leaves_the_second_one_to_go_on() -> None:
             raise ConnectionLostError("gone after all")
         return await taking(10, number)
 
-    outcome, report, executor = run(behave, 10, start=10)
+    outcome, report, executor = run(behave, 10, start_concurrency=10)
     assert isinstance(outcome, list)
     assert (executor.calls[4], report.retries, report.second_calls_won) == (2, 0, 1)
 
@@ -290,7 +290,7 @@ def test_a_final_error_of_either_call_ends_both() -> None:
             raise FunctionError("work", "SchemaError", "no label")
         return await taking(10_000 if number == 4 else 10, number)
 
-    outcome, report, executor = run(behave, 10, start=10)
+    outcome, report, executor = run(behave, 10, start_concurrency=10)
     assert isinstance(outcome, FanoutError)
     assert (report.failed, executor.cancelled, report.seconds) == (1, 1, 30.0)
 
@@ -317,7 +317,7 @@ def test_a_platform_that_throttles_for_long_while_calls_still_run_is_borne() -> 
             running.discard(number)
 
     running: set[int] = set()
-    outcome, report, _ = run(behave, 3, start=1, ramp_seconds=1.0, throttled_seconds=300.0)
+    outcome, report, _ = run(behave, 3, start_concurrency=1, ramp_seconds=1.0, throttled_seconds=300.0)
     assert outcome == [{"number": number} for number in range(3)]
     assert report.throttled > 0
 
@@ -325,7 +325,7 @@ def test_a_platform_that_throttles_for_long_while_calls_still_run_is_borne() -> 
 def test_progress_counts_tasks_once_and_their_bytes() -> None:
     shown: list[WorkAmount] = []
     executor = ScriptedExecutor(slow_once({4}, 10_000))
-    driver = Driver(executor, config(start=10), on_progress=shown.append)
+    driver = Driver(executor, config(start_concurrency=10), on_progress=shown.append)
     run_virtual(driver.run(numbered(10, size_bytes=7)))
     assert shown == [WorkAmount(count=done, size_bytes=7 * done) for done in range(1, 11)]
 
@@ -360,8 +360,8 @@ def test_a_platform_without_prices_is_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"start": 0},
-        {"most": 0},
+        {"start_concurrency": 0},
+        {"max_concurrency": 0},
         {"ramp_seconds": 0},
         {"throttled_seconds": 0},
         {"late_factor": 0.5},

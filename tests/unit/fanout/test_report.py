@@ -34,7 +34,7 @@ def test_what_calls_in_vain_cost_is_reckoned_from_their_time() -> None:
     tally.count_failure(20.0)
     report = tally.report([], 0, 1.0)
     assert report.dollars == pytest.approx(3 * 0.0000002 + 62 * 0.0000166667)
-    assert (report.in_vain, report.gb_seconds) == (2, 2.0)
+    assert (report.wasted_calls, report.gb_seconds) == (2, 2.0)
 
 
 def test_where_nothing_is_charged_there_are_no_dollars() -> None:

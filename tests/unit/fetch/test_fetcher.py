@@ -282,8 +282,8 @@ def test_a_bug_in_an_adapter_comes_through_as_itself_and_frees_the_slot() -> Non
         {"hedge_fraction": 1.5},
         {"hedge_burst": 0},
         {"hedge_after_factor": 0.5},
-        {"concurrency_start": 100},
-        {"concurrency_least": 20},
+        {"start_concurrency": 100},
+        {"min_concurrency": 20},
         {"split_parts": 0},
     ],
 )

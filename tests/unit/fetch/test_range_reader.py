@@ -74,7 +74,7 @@ def test_attempts_are_bounded_and_the_last_cause_is_chained() -> None:
 @pytest.mark.parametrize("fault", ["stall", "reset", "drip"])
 def test_the_deadline_ends_whatever_does_not_end_itself(fault: str) -> None:
     async def main() -> None:
-        config = FetchConfig(attempts=10_000, deadline_seconds=30.0, least_bytes_per_second=1e9)
+        config = FetchConfig(attempts=10_000, deadline_seconds=30.0, min_bytes_per_second=1e9)
         bench = Bench(*[fault] * 10_000, config=config, body=BODY * 40)
         assert 20.0 <= await bench.fails(FetchError, "deadline") <= 30.1
         assert bench.error.__cause__ is not None
@@ -86,7 +86,7 @@ def test_the_deadline_ends_whatever_does_not_end_itself(fault: str) -> None:
 def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
     async def main() -> None:
         config = FetchConfig(
-            concurrency_start=1, concurrency_least=1, concurrency_most=1, deadline_seconds=1.0, hedge=False
+            start_concurrency=1, min_concurrency=1, max_concurrency=1, deadline_seconds=1.0, hedge=False
         )
         bench = Bench(config=config, slots=10, weather=Weather(first_byte_seconds=0.9, tail_sigma=0.0))
         slots = await asyncio.gather(*(bench.fetcher.fetch(bench.ref) for _ in range(10)))
@@ -144,7 +144,7 @@ def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_a
 
 def test_an_object_that_takes_longer_than_deadline_and_attempt_on_a_slow_link_is_fetched() -> None:
     async def main() -> None:
-        config = FetchConfig(deadline_seconds=10.0, attempt_seconds=5.0, least_bytes_per_second=1000, hedge=False)
+        config = FetchConfig(deadline_seconds=10.0, attempt_seconds=5.0, min_bytes_per_second=1000, hedge=False)
         bench = Bench(config=config, weather=Weather(tail_sigma=0.0, bytes_per_second=1500))
         assert await bench.fetch() == BODY
         assert seconds() > 60.0
@@ -184,14 +184,14 @@ def test_where_answers_take_milliseconds_a_late_request_has_the_least_time() -> 
         scripted_after_warm_up(bench, "stall")
         begun = seconds()
         assert await bench.fetch() == BODY
-        assert bench.store.sent_seconds[-1] - begun == pytest.approx(FetchConfig().hedge_least_seconds)
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(FetchConfig().hedge_min_seconds)
 
     run_virtual(main())
 
 
 def test_a_late_request_is_hedged_after_two_and_a_half_times_the_expected_time() -> None:
     async def main() -> None:
-        bench = Bench(config=FetchConfig(hedge_least_seconds=0.01))
+        bench = Bench(config=FetchConfig(hedge_min_seconds=0.01))
         await warm_up(bench)
         scripted_after_warm_up(bench, "stall")
         expected_seconds = 0.02 + len(BODY) / 90e6
@@ -371,7 +371,7 @@ def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> Non
 
 def test_reads_that_were_given_up_in_line_earn_no_hedges() -> None:
     async def main() -> None:
-        config = FetchConfig(concurrency_start=1, concurrency_least=1, concurrency_most=1, hedge_fraction=1.0)
+        config = FetchConfig(start_concurrency=1, min_concurrency=1, max_concurrency=1, hedge_fraction=1.0)
         bench = Bench(*["stall"] * 1000, config=config, slots=20)
         fetches = [asyncio.create_task(bench.fetcher.fetch(bench.ref)) for _ in range(12)]
         await asyncio.sleep(0.5)

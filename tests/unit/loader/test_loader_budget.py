@@ -120,7 +120,7 @@ def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> Non
 
 @pytest.mark.filterwarnings("ignore::stoker.errors.SpendingWarning")
 def test_once_it_is_spent_nothing_more_is_fetched() -> None:
-    one_at_a_time = FetchConfig(hedge=False, concurrency_start=1, concurrency_least=1, concurrency_most=1)
+    one_at_a_time = FetchConfig(hedge=False, start_concurrency=1, min_concurrency=1, max_concurrency=1)
     with loader(budget=60, schedule=Continuous(), fetch=one_at_a_time) as bounded:
         with pytest.raises(BudgetExceededError):
             delivered(bounded, [])

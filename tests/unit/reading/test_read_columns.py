@@ -158,7 +158,7 @@ def test_all_columns_are_always_one_request() -> None:
 
 def test_urgent_columns_are_read_in_parallel_ranges() -> None:
     async def main() -> None:
-        config = FetchConfig(split_parts=3, split_least_bytes=1000)
+        config = FetchConfig(split_parts=3, split_min_bytes=1000)
         bench = Bench("image", config=config)
         slot = await bench.reading.fetch(0, urgent=True)
         bench.ring.release(slot)

@@ -80,7 +80,7 @@ def test_a_schedule_that_looks_less_far_ahead_than_it_could() -> None:
 
 
 def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
-    config = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency_least=1, concurrency_most=1)
+    config = FetchConfig(hedge=False, split_parts=1, start_concurrency=1, min_concurrency=1, max_concurrency=1)
     fetches: list[Fetch] = []
     weather = Weather(tail_sigma=0.0, first_byte_seconds=0.5)
     TracedRun(weather=weather, config=config, sinks=[Kept(fetches)]).run()

@@ -98,7 +98,7 @@ class Telemetry:
         tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
         meters = MeterProvider([self.reader])
         self.sink = OpenTelemetrySink(
-            tracer_provider=tracers, meter_provider=meters, least_wait_seconds=0.01, clock=lambda: 0.0
+            tracer_provider=tracers, meter_provider=meters, min_wait_seconds=0.01, clock=lambda: 0.0
         )
 
     def spans(self, name: str) -> list[ReadableSpan]:
@@ -157,8 +157,8 @@ def test_no_url_is_in_a_span() -> None:
 
 
 def test_a_negative_least_wait_is_refused() -> None:
-    with pytest.raises(ConfigError, match="least_wait_seconds"):
-        OpenTelemetrySink(least_wait_seconds=-1.0)
+    with pytest.raises(ConfigError, match="min_wait_seconds"):
+        OpenTelemetrySink(min_wait_seconds=-1.0)
 
 
 @pytest.mark.parametrize(

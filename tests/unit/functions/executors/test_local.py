@@ -199,7 +199,8 @@ def test_a_fan_out_survives_workers_that_are_killed_in_the_middle(tmp_path: Path
     async def work() -> tuple[list[Any], Driver]:
         async with LocalExecutor(options) as executor:
             driver = Driver(
-                executor, FanoutConfig(retry=RetryPolicy(attempts=8, first_seconds=0.01, longest_seconds=0.01))
+                executor,
+                FanoutConfig(retry=RetryPolicy(attempts=8, backoff_base_seconds=0.01, backoff_cap_seconds=0.01)),
             )
             return list(await driver.run(tasks)), driver
 
