@@ -224,9 +224,9 @@ class LoaderResources:
         unknown = [name for name in config.decode or () if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        nearer = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
+        tier_set = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
         given = self.store, manifest, pipeline_config, self.thread
-        how: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "nearer": nearer}
+        how: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}
         if config.shuffle != "materialized":
             return BatchPipeline(*given, **how)
         budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*given, **how)

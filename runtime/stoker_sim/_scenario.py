@@ -154,8 +154,8 @@ class Scenario(BoundedConfig):
             BudgetError: the memory is too small for the order; the error names the size that fits.
         """
         feed, manifest = self.feed, self.manifest
-        fixed_bytes, dealing = manifest.file_bytes + feed.held_bytes, feed.sharding(manifest.samples)
-        return plan_slots(manifest, fixed_bytes, feed.order, dealing, feed.memory_bytes)
+        fixed_bytes, sharding = manifest.file_bytes + feed.held_bytes, feed.sharding(manifest.samples)
+        return plan_slots(manifest, fixed_bytes, feed.order, sharding, feed.memory_bytes)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -184,9 +184,9 @@ class _SimulatedRank:
 
     def __post_init__(self) -> None:
         self.manifest, feed = self.scenario.manifest, self.scenario.feed
-        manifest, dealing, self.slots = self.manifest, feed.sharding(self.manifest.samples), self.scenario.slots
+        manifest, sharding, self.slots = self.manifest, feed.sharding(self.manifest.samples), self.scenario.slots
         self._ring = _SharedSlotRing(self.slots.slots, self.slots.slot_bytes, self.memory)
-        self._position_range = PositionRange(order=feed.order, sharding=dealing, end_epoch=self.scenario.epochs)
+        self._position_range = PositionRange(order=feed.order, sharding=sharding, end_epoch=self.scenario.epochs)
         self._access_forecast = (
             AccessForecast(manifest.rows.samples, self._position_range, self.order) if self.tiers is not None else None
         )

@@ -310,8 +310,8 @@ def _parse_bucket(section: TomlSection) -> BucketModel:
     if "trace" in section:
         usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
     first_byte = _parse_latency(section.section("first_byte"), usual.first_byte, MAX_FIRST_BYTE_SECONDS)
-    told = ("connection_bytes_per_second", "total_bytes_per_second")
-    rates = {name: _parse_rate(section, name, getattr(usual, name)) for name in told}
+    names = ("connection_bytes_per_second", "total_bytes_per_second")
+    rates = {name: _parse_rate(section, name, getattr(usual, name)) for name in names}
     requests = section.number("requests_per_second", math.inf, min_value=_MIN_REQUESTS_PER_SECOND)
     return section.create_config(BucketModel, first_byte=first_byte, requests_per_second=requests, **rates)
 

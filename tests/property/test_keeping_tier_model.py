@@ -109,17 +109,17 @@ EVEN = MANIFEST.remove_runs([replace(MANIFEST.runs[0], first_number=18, rows=2)]
 """A data set that three ranks share without a rest: 108 samples."""
 
 
-def stretch_of(world_size: int, rank: int, seed: int, shuffle: Any, epochs: int) -> PositionRange:
+def position_range(world_size: int, rank: int, seed: int, shuffle: Any, epochs: int) -> PositionRange:
     partition = RankSharding(samples=EVEN.samples, lanes=world_size, batch_size=9, rank=rank, world_size=world_size)
     order = OrderConfig(seed=seed, shuffle=shuffle, window=2, lanes=world_size)
     return PositionRange(order=order, sharding=partition, end_epoch=epochs)
 
 
-async def hits_of(tier: ManagedTier, stretch: PositionRange) -> tuple[int, list[int]]:
-    """Return how often a tier has what is asked for, in the order of a stretch, one after the other; and that order."""
-    ahead, asked, hits = AccessForecast(EVEN.rows.samples, stretch), [], 0
+async def hits_of(tier: ManagedTier, positions: PositionRange) -> tuple[int, list[int]]:
+    """Read what a range of positions needs, in its order; return the number of hits, and that order."""
+    ahead, asked, hits = AccessForecast(EVEN.rows.samples, positions), [], 0
     await tier.follow(EVEN, ahead)
-    queue = StepQueue(SuperSampleSteps(EVEN.rows.samples, stretch), ahead.record_request)
+    queue = StepQueue(SuperSampleSteps(EVEN.rows.samples, positions), ahead.record_request)
     item = queue.next_item()
     while item is not None:
         asked.append(item.ref)
@@ -163,7 +163,7 @@ def test_one_node_has_exactly_the_hits_that_belady_allows(
 ) -> None:
     with TemporaryDirectory() as folder:
         tier: ManagedTier = memory_tier(held) if kind == "memory" else disk_tier(Path(folder), held)
-        hits, asked = run_virtual(hits_of(tier, stretch_of(1, 0, seed, shuffle, epochs)))
+        hits, asked = run_virtual(hits_of(tier, position_range(1, 0, seed, shuffle, epochs)))
     assert len(asked) == epochs * len(EVEN)
     assert hits == (epochs - 1) * held
 
@@ -171,7 +171,7 @@ def test_one_node_has_exactly_the_hits_that_belady_allows(
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), rank=st.integers(0, 2), held=st.integers(1, 3))
 def test_a_rank_whose_part_is_dealt_anew_has_the_most_hits_that_there_can_be(seed: int, rank: int, held: int) -> None:
-    stretch = stretch_of(3, rank, seed, "window", 4)
-    hits, asked = run_virtual(hits_of(memory_tier(held), stretch))
+    positions = position_range(3, rank, seed, "window", 4)
+    hits, asked = run_virtual(hits_of(memory_tier(held), positions))
     assert len(set(asked)) > len(EVEN) / 2  # parts differ from epoch to epoch
     assert hits == most_hits(asked, held)

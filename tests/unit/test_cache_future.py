@@ -15,9 +15,9 @@ from stoker._order.steps import PositionRange, SuperSampleSteps
 SAMPLES = np.array([7, 9, 8, 10, 7, 8, 9, 11, 6, 8, 8, 9, 7, 8, 10, 9, 8, 7, 9, 8])
 
 
-def uses(stretch: PositionRange) -> list[tuple[int, int, int, int]]:
+def uses(positions: PositionRange) -> list[tuple[int, int, int, int]]:
     """Return (epoch, position before the step, position behind it, super-sample) of each first use."""
-    steps, found, before = SuperSampleSteps(SAMPLES, stretch), [], (stretch.epoch, stretch.position)
+    steps, found, before = SuperSampleSteps(SAMPLES, positions), [], (positions.epoch, positions.position)
     while (step := steps.next()) is not None:
         begin = before[1] if before[0] == step.epoch else 0
         found += [(step.epoch, begin, step.end, ref) for _, ref in step.first_uses]
@@ -33,9 +33,9 @@ def test_next_uses_are_those_of_the_steps(shuffle: str, world: int, lanes: int, 
         partition = RankSharding(
             samples=int(SAMPLES.sum()), lanes=lanes, batch_size=batch, rank=rank, world_size=world, drop_last=True
         )
-        stretch = PositionRange(order=order, sharding=partition, end_epoch=4)
-        future, length = AccessForecast(SAMPLES, stretch), int(SAMPLES.sum()) + 1
-        seen = uses(stretch)
+        positions = PositionRange(order=order, sharding=partition, end_epoch=4)
+        future, length = AccessForecast(SAMPLES, positions), int(SAMPLES.sum()) + 1
+        seen = uses(positions)
         for epoch, _, end, _ in seen:
             future.advance(epoch, end)
             told = {each: future.next_use(each) for each in range(len(SAMPLES))}
@@ -86,17 +86,17 @@ def test_plans_of_epochs_that_have_passed_are_forgotten() -> None:
 def test_a_worker_knows_the_lanes_that_it_has() -> None:
     order = OrderConfig(seed=2, window=2, lanes=4)
     share = WorkerSharding(samples=int(SAMPLES.sum()), lanes=4, batch_size=4, worker=1, workers=2)
-    stretch = PositionRange(order=order, sharding=share, end_epoch=3)
-    future = AccessForecast(SAMPLES, stretch)
-    needed = {use[3] for use in uses(stretch) if use[0] == 0}
+    positions = PositionRange(order=order, sharding=share, end_epoch=3)
+    future = AccessForecast(SAMPLES, positions)
+    needed = {use[3] for use in uses(positions) if use[0] == 0}
     assert {each for each in range(len(SAMPLES)) if future.next_use(each) <= int(SAMPLES.sum())} == needed
 
 
 def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to_take_is_needed_now() -> None:
     order = OrderConfig(seed=3, window=6)
     length = int(SAMPLES.sum()) + 1
-    stretch = PositionRange(order=order, sharding=RankSharding(samples=length - 1, batch_size=8), end_epoch=3)
-    future, steps = AccessForecast(SAMPLES, stretch), SuperSampleSteps(SAMPLES, stretch)
+    positions = PositionRange(order=order, sharding=RankSharding(samples=length - 1, batch_size=8), end_epoch=3)
+    future, steps = AccessForecast(SAMPLES, positions), SuperSampleSteps(SAMPLES, positions)
     while (step := steps.next()) is not None:
         refs = [ref for _, ref in step.first_uses]
         for place, ref in enumerate(refs):
@@ -108,8 +108,8 @@ def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to
 
 
 def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
-    stretch = PositionRange(order=OrderConfig(), sharding=RankSharding(samples=int(SAMPLES.sum()), batch_size=10))
-    future = AccessForecast(SAMPLES, stretch)
+    positions = PositionRange(order=OrderConfig(), sharding=RankSharding(samples=int(SAMPLES.sum()), batch_size=10))
+    future = AccessForecast(SAMPLES, positions)
     length = int(SAMPLES.sum()) + 1
     assert future.present == 0
     future.record_request(1, 0, 10)
@@ -126,10 +126,10 @@ def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
 def test_the_needs_of_others_that_share_a_cache_count() -> None:
     partition = RankSharding(samples=int(SAMPLES.sum()), lanes=3, batch_size=4, world_size=3)
     other = replace(partition, rank=1)
-    stretch = PositionRange(order=OrderConfig(seed=1, window=2, lanes=3), sharding=partition, end_epoch=1)
-    alone = AccessForecast(SAMPLES, stretch)
-    theirs = AccessForecast(SAMPLES, PositionRange(order=stretch.order, sharding=other, end_epoch=1))
-    shared = AccessForecast(SAMPLES, stretch, others=[other])
+    positions = PositionRange(order=OrderConfig(seed=1, window=2, lanes=3), sharding=partition, end_epoch=1)
+    alone = AccessForecast(SAMPLES, positions)
+    theirs = AccessForecast(SAMPLES, PositionRange(order=positions.order, sharding=other, end_epoch=1))
+    shared = AccessForecast(SAMPLES, positions, others=[other])
     times = [(alone.next_use(each), theirs.next_use(each), shared.next_use(each)) for each in range(len(SAMPLES))]
     assert all(both == min(mine, others) for mine, others, both in times)
     assert any(mine == NEVER != others for mine, others, _ in times)
@@ -137,8 +137,8 @@ def test_the_needs_of_others_that_share_a_cache_count() -> None:
 
 def test_of_those_who_read_everything_in_each_epoch_only_the_epoch_of_a_use_is_told() -> None:
     partition = RankSharding(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
-    stretch = PositionRange(order=OrderConfig(seed=1, window=2, lanes=2), sharding=partition, end_epoch=2)
-    together = AccessForecast(SAMPLES, stretch, others=[replace(partition, rank=1)])
+    positions = PositionRange(order=OrderConfig(seed=1, window=2, lanes=2), sharding=partition, end_epoch=2)
+    together = AccessForecast(SAMPLES, positions, others=[replace(partition, rank=1)])
     length = int(SAMPLES.sum()) + 1
     assert {together.next_use(each) for each in range(len(SAMPLES))} == {length}
     together.advance(0, length - 1)

@@ -265,8 +265,8 @@ class _Planner:
         """Return the GET requests and bytes of one slice that is read by ranges."""
         manifest = self._manifest
         limits = ReadLimits(slot_bytes=self._memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
-        dealing = RankSharding(samples=manifest.samples, batch_size=1, world_size=slices)
-        found = forecast_groups(manifest, manifest.schema, limits, dealing)
+        sharding = RankSharding(samples=manifest.samples, batch_size=1, world_size=slices)
+        found = forecast_groups(manifest, manifest.schema, limits, sharding)
         return found.requests, found.size_bytes
 
     def _sum_plan(self, way: Way, parts: tuple[int, int], kinds: Sequence[_TaskKind], problem: str) -> EpochPlan:

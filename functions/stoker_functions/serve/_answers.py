@@ -213,8 +213,8 @@ class ServedDataset:
         asked = parse_range(request.headers, info.size_bytes, etag)
         start, end = asked or (0, info.size_bytes)
         if end - start > self._config.answer_bytes:
-            told = info if pinned is None else await self.store.head(info.key)
-            return await self._redirect(told, end - start)
+            current = info if pinned is None else await self.store.head(info.key)
+            return await self._redirect(current, end - start)
         body = bytearray(end - start)
         if body:
             await self.store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)
@@ -269,19 +269,19 @@ class ServedDatasets:
             Refusal: the object does not exist, a condition does not hold, or the answer is too large.
             StoreError: the object could not be read.
         """
-        shelf, version = self._dataset(ask.dataset), ask.version
+        dataset, version = self._dataset(ask.dataset), ask.version
         headers = cache_headers(pinned=version is not None)
         if ask.what == "manifest":
             key = POINTER_KEY if version is None else version_key(version)
-            async with shelf.raise_not_found():
-                return await shelf.answer_object(request, key, headers)
-        manifest = await shelf.manifest(version)
+            async with dataset.raise_not_found():
+                return await dataset.answer_object(request, key, headers)
+        manifest = await dataset.manifest(version)
         headers |= {"Stoker-Version": str(manifest.version)}
         if ask.what == "super-samples":
             if ask.number >= len(manifest):
                 raise Refusal(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
             pinned = manifest.ref(ask.number)
-            return await shelf.answer_object(request, pinned.key, headers, pinned)
+            return await dataset.answer_object(request, pinned.key, headers, pinned)
         if ask.number >= manifest.samples:
             raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
         etag = f'"{batch_id(manifest, ask)}"'

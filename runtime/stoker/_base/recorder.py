@@ -181,8 +181,8 @@ class Recorder:
         """Return the spans of an interval from the pending waits; overlaps and times outside of it do not count."""
         spans: list[Span] = []
         cursor = begin_seconds
-        for phase, told, until, key in sorted(self._pending, key=_BY_BEGIN):
-            begin, end = max(told, cursor), min(until, end_seconds)
+        for phase, wait_begin, wait_end, key in sorted(self._pending, key=_BY_BEGIN):
+            begin, end = max(wait_begin, cursor), min(wait_end, end_seconds)
             if begin < end:
                 spans += (Span(rest, cursor, begin), Span(phase, begin, end, key))
                 cursor = end

@@ -135,16 +135,16 @@ class AccessForecast:
         return self._plans[epoch]
 
     def _compute_plan(self, epoch: int) -> NDArray[np.int64]:
-        stretch = self._positions
-        if stretch.order.shuffle == "full":  # all over the epoch
+        positions = self._positions
+        if positions.order.shuffle == "full":  # all over the epoch
             return np.zeros(len(self._samples), np.int64)
-        order = self._order(self._samples, stretch.order, epoch)
-        own = stretch.sharding if epoch == stretch.epoch else stretch.sharding.from_start()
+        order = self._order(self._samples, positions.order, epoch)
+        own = positions.sharding if epoch == positions.epoch else positions.sharding.from_start()
         plan = np.full(len(self._samples), NEVER, np.int64)
-        for dealing in (own, *self._others):
-            for number in dealing.own_lanes.tolist():
+        for sharding in (own, *self._others):
+            for number in sharding.own_lanes.tolist():
                 lane = order.lane(number)
-                np.minimum.at(plan, lane.super_samples, dealing.positions_of(number, lane.first_places()))
+                np.minimum.at(plan, lane.super_samples, sharding.positions_of(number, lane.first_places()))
         plan[plan == NEVER] = _NOT_NEEDED
         return plan
 

@@ -213,11 +213,11 @@ class _Prober:
             total, is_saturated = max(total, _ASSUMED_CONNECTIONS * alone), False
         late_seconds = self._late_seconds  # before the late responses become the majority of the recent ones
         await reader.wait_for_late(min(_LATE_TIMEOUT_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
-        told = reader.first_byte_seconds + (reader.slow_first_byte_seconds if self._limit is None else [])
-        late = [wait for wait in told if wait > late_seconds]
+        first_bytes = reader.first_byte_seconds + (reader.slow_first_byte_seconds if self._limit is None else [])
+        late = [wait for wait in first_bytes if wait > late_seconds]
         usual = [wait for wait in waits if wait <= late_seconds]
         connects = [max(0.0, each - median(waits)) for each in self._connects] or [0.0]
-        answers = max(len(told), len(waits))
+        answers = max(len(first_bytes), len(waits))
         return Probe(
             connect_seconds=connects[len(connects) // 2],
             connect_range_seconds=(connects[0], connects[-1]),

@@ -69,7 +69,9 @@ class Driver:
             start=self._config.start_concurrency, max_limit=max_limit, period_seconds=self._config.ramp_seconds
         )
         prices = prices or Prices.load()
-        self._tally = FanoutCounters(None if executor.platform is None else prices.function(executor.platform), prices)
+        self._counters = FanoutCounters(
+            None if executor.platform is None else prices.function(executor.platform), prices
+        )
         self._results: list[Mapping[str, Any]] = []
         self._failed = 0
         self._seconds = 0.0
@@ -77,7 +79,7 @@ class Driver:
     @property
     def report(self) -> Report:
         """Counts and cost of all runs so far, including interrupted ones."""
-        return self._tally.report(self._results, self._failed, self._seconds)
+        return self._counters.report(self._results, self._failed, self._seconds)
 
     async def run(self, tasks: Sequence[Task]) -> list[Mapping[str, Any]]:
         """Run tasks and return their results, in the order of the tasks.
@@ -92,7 +94,7 @@ class Driver:
         """
         if len({task.name for task in tasks}) < len(tasks):
             raise ConfigError("two tasks of a fan-out have the same name; give each its own")
-        run = _FanoutRun(tasks, self._config, self._ramp, self._tally, self._executor, self._on_progress)
+        run = _FanoutRun(tasks, self._config, self._ramp, self._counters, self._executor, self._on_progress)
         begun_seconds = asyncio.get_running_loop().time()
         try:
             await run.run()
@@ -146,7 +148,7 @@ class _FanoutRun:
         tasks: tasks to run.
         config: retries and late calls.
         ramp: limit of concurrent calls.
-        tally: counters of the report.
+        counters: counters of the report.
         executor: executor of the calls.
         on_progress: called with the number of completed tasks, and their bytes.
     """
@@ -156,11 +158,11 @@ class _FanoutRun:
         tasks: Sequence[Task],
         config: FanoutConfig,
         ramp: Ramp,
-        tally: FanoutCounters,
+        counters: FanoutCounters,
         executor: Executor,
         on_progress: Callable[[WorkAmount], object] | None,
     ) -> None:
-        self._config, self._ramp, self._tally = config, ramp, tally
+        self._config, self._ramp, self._counters = config, ramp, counters
         self._executor, self._on_progress = executor, on_progress
         self._stragglers = Stragglers(factor=config.late_factor, fraction=config.late_fraction, burst=config.late_burst)
         self._random = random.Random(config.retry.seed)  # noqa: S311 - jitter is no secret
@@ -225,7 +227,7 @@ class _FanoutRun:
         late = next(iter(self._watched))
         del self._watched[late]
         self._stragglers.spend()
-        self._tally.counts["second_calls"] += 1
+        self._counters.counts["second_calls"] += 1
         return self._create_call(late.state, now_seconds, is_second=True)
 
     def _next_late_seconds(self) -> float | None:
@@ -240,7 +242,7 @@ class _FanoutRun:
             self._watched[call] = None
             self._stragglers.earn()
         self._in_flight += 1
-        self._tally.counts["calls"] += 1
+        self._counters.counts["calls"] += 1
         return call
 
     async def _perform(self, call: _TaskCall) -> None:
@@ -255,13 +257,13 @@ class _FanoutRun:
 
     def _handle_answer(self, call: _TaskCall, answer: Answer, now_seconds: float) -> None:
         """Handle the answer of a call, and cancel the other call of its task."""
-        self._tally.count_answer(answer)
+        self._counters.count_answer(answer)
         if not self._remove_call(call):
             return
         self._throttled_since_seconds = None
         self._stragglers.observe(now_seconds - call.start_seconds)
         self._cancel_calls(call.state, now_seconds)
-        self._tally.counts["second_calls_won"] += call.is_second
+        self._counters.counts["second_calls_won"] += call.is_second
         work, result = call.state, answer.result
         if result.get("state") != "packing":
             self.results[work.number] = result
@@ -273,16 +275,16 @@ class _FanoutRun:
             self._retry(work, stuck, now_seconds)
         else:
             work.partial, work.attempts, work.throttles = result, 0, 0
-            self._tally.counts["continued"] += 1
+            self._counters.counts["continued"] += 1
             heapq.heappush(self._delayed, (now_seconds, work.number, work))
 
     def _handle_error(self, call: _TaskCall, error: TransientError | FunctionError, now_seconds: float) -> None:
         """Handle the error of a call."""
         if isinstance(error, ThrottledError):
-            self._tally.counts["throttled"] += 1
+            self._counters.counts["throttled"] += 1
             self._ramp.record_throttle(call.start_seconds, self._in_flight, now_seconds)
         else:
-            self._tally.count_failure(now_seconds - call.start_seconds)
+            self._counters.count_failure(now_seconds - call.start_seconds)
             self._throttled_since_seconds = None
         if not self._remove_call(call):
             return
@@ -309,7 +311,7 @@ class _FanoutRun:
         """Cancel the calls of a task that are in flight."""
         for call in list(work.calls):
             self._remove_call(call)
-            self._tally.count_failure(now_seconds - call.start_seconds)
+            self._counters.count_failure(now_seconds - call.start_seconds)
             if call.asyncio_task is not None:
                 call.asyncio_task.cancel()
 
@@ -318,7 +320,7 @@ class _FanoutRun:
         if work.attempts >= self._config.retry.attempts:
             self.failures[work.number] = error
             return
-        self._tally.counts["retries"] += 1
+        self._counters.counts["retries"] += 1
         self._delay(work, work.attempts, error, now_seconds)
 
     def _delay_throttled(self, work: _TaskState, error: ThrottledError, now_seconds: float) -> None:

@@ -54,7 +54,7 @@ class GroupSteps(StepSource[SampleGroup]):
 
     Args:
         samples: ``[super-samples]``, number of samples of each super-sample.
-        stretch: range of a ``full`` order to iterate over.
+        positions: range of a ``full`` order to iterate over.
         sizes_of: returns the bytes to read for each sample of a group, ``int64 [samples]``.
         group_bytes: maximum bytes to read for one group, unless a single sample is larger.
     """
@@ -62,24 +62,24 @@ class GroupSteps(StepSource[SampleGroup]):
     def __init__(
         self,
         samples: NDArray[np.integer],
-        stretch: PositionRange,
+        positions: PositionRange,
         sizes_of: Callable[[SampleGroup], NDArray[np.int64]],
         group_bytes: int,
     ) -> None:
-        super().__init__(samples, stretch)
+        super().__init__(samples, positions)
         self._sizes_of, self._group_bytes = sizes_of, group_bytes
         self._max_batches = 1
 
-    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[SampleGroup]]:
-        for run in self._merge_batches(self._batches(order, dealing, position)):
+    def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[SampleGroup]]:
+        for run in self._merge_batches(self._batches(order, sharding, position)):
             yield from self._plan_run(order.epoch, run)
 
-    def _batches(self, order: Order, dealing: Sharding, position: int) -> Iterator[_StepSamples]:
+    def _batches(self, order: Order, sharding: Sharding, position: int) -> Iterator[_StepSamples]:
         """Yield the samples of each step; several steps at once, since a numpy call takes as long as 100 samples."""
         permuted = order.feistel()
-        walk = dealing.steps(position)
-        while steps := list(islice(walk, max(1, _LOOKUP_SAMPLES // dealing.batch_size))):
-            positions = [part.positions(dealing.lanes) for step, _ in steps for part in step.slices]
+        remaining = sharding.steps(position)
+        while steps := list(islice(remaining, max(1, _LOOKUP_SAMPLES // sharding.batch_size))):
+            positions = [part.positions(sharding.lanes) for step, _ in steps for part in step.slices]
             samples = SampleGroup(*order.locate(permuted(np.concatenate(positions))))
             sizes = self._sizes_of(samples)
             start = 0
@@ -278,10 +278,10 @@ class SampleGroupReader:
         """Return the expected requests and bytes of the rank's first epoch, which also reads the heads."""
         return forecast_groups(self._manifest, self.columns, self._limits, partition)
 
-    def steps(self, stretch: PositionRange) -> GroupSteps:
+    def steps(self, positions: PositionRange) -> GroupSteps:
         """Return the steps of a range of the order."""
         samples = self._manifest.rows.samples
-        return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
+        return GroupSteps(samples, positions, self._sizes_of, self._limits.payload_bytes)
 
     def _sizes_of(self, group: SampleGroup) -> NDArray[np.int64]:
         starts, ends = self._heads.extents(self._large, group)

@@ -138,10 +138,10 @@ class OpenDataset:
         """Return the expected requests and bytes of an epoch of this rank."""
         return self.reader.forecast(self.config.order, self.partition)
 
-    async def track(self, stretch: PositionRange) -> Callable[[int, int, int], None]:
+    async def track(self, positions: PositionRange) -> Callable[[int, int, int], None]:
         """Let caches evict by the order of a range; return the function to call for every item that is requested."""
         manifest = self.dataset.manifest
-        return await track_positions(self.tiers, manifest, stretch, self.config.other_shardings(manifest.samples))
+        return await track_positions(self.tiers, manifest, positions, self.config.other_shardings(manifest.samples))
 
 
 class BatchPipeline:
@@ -157,7 +157,7 @@ class BatchPipeline:
         thread: thread that fetches; the store must be used on it only.
         copy_rows: copies rows out of the ring.
         recorder: records fetches and waits; None for no record.
-        nearer: tiers to read super-samples from first; not used if samples are read in groups.
+        tier_set: tiers to read super-samples from first; not used if samples are read in groups.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -177,11 +177,11 @@ class BatchPipeline:
         *,
         copy_rows: GatherRows = gather_rows,
         recorder: Recorder | None = None,
-        nearer: TierSet | None = None,
+        tier_set: TierSet | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
-        self._tier_set = TierSet() if nearer is None else nearer
+        self._tier_set = TierSet() if tier_set is None else tier_set
         self.counters, self._process = StreamCounters(), _ProcessResources()
         self._tiers: Sequence[ManagedTier] = ()
         self._stream: BatchStream | None = None
@@ -273,15 +273,15 @@ class BatchPipeline:
 
     def _create_stream(self, opened: OpenDataset) -> BatchStream:
         epoch, position = self._position
-        stretch = PositionRange(
+        positions = PositionRange(
             order=opened.config.order,
             sharding=self._first_sharding,
             epoch=epoch,
             position=position,
             end_epoch=self._stream_end_epoch,
         )
-        taken = self._thread.run(opened.track(stretch)) if opened.tiers else None
-        queue: StepQueue[Any] = StepQueue(opened.reader.steps(stretch), taken)
+        on_request = self._thread.run(opened.track(positions)) if opened.tiers else None
+        queue: StepQueue[Any] = StepQueue(opened.reader.steps(positions), on_request)
         prefetcher = Prefetcher(
             opened.reader,
             opened.ring,

@@ -124,9 +124,9 @@ class SuperSampleReader:
             return ReadForecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
         return ReadForecast(count, round(manifest.size_bytes / len(manifest) * count))
 
-    def steps(self, stretch: PositionRange) -> SuperSampleSteps:
+    def steps(self, positions: PositionRange) -> SuperSampleSteps:
         """Return the steps of a range of the order."""
-        return SuperSampleSteps(self._manifest.rows.samples, stretch)
+        return SuperSampleSteps(self._manifest.rows.samples, positions)
 
     @property
     def saving(self) -> float:

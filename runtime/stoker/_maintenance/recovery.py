@@ -363,13 +363,13 @@ def _find_gaps(
 def _find_repeats(adopted: Mapping[RunPosition, _Orphan]) -> Iterable[BadObject]:
     """Yield an adopted super-sample that begins with the same samples as one of another run, once per pair of runs."""
     seen: dict[bytes, RunPosition] = {}
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for place, orphan in adopted.items():
         other = seen.setdefault(orphan.first_checksums[0], place)
         both = zip(orphan.first_checksums, adopted[other].first_checksums, strict=False)
         pair = frozenset((place[0], other[0]))
-        if len(pair) == 2 and pair not in told and all(mine == theirs for mine, theirs in both):
-            told.add(pair)
+        if len(pair) == 2 and pair not in reported and all(mine == theirs for mine, theirs in both):
+            reported.add(pair)
             key = object_key(*place)
             yield BadObject(
                 key,

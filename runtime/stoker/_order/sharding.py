@@ -246,9 +246,9 @@ class LaneInterleaving:
         """Return the first remaining place of each lane after ``count`` samples, ``int64 [lanes]``."""
         if count >= self.total:
             return self._ends
-        stretch = int(np.searchsorted(self._before, count, "right")) - 1
-        rounds, rest = divmod(count - int(self._before[stretch]), int(self._open[stretch]))
-        place = int(self._borders[stretch]) + rounds
+        interval = int(np.searchsorted(self._before, count, "right")) - 1
+        rounds, rest = divmod(count - int(self._before[interval]), int(self._open[interval]))
+        place = int(self._borders[interval]) + rounds
         takes_turn = (self._starts <= place) & (place < self._ends)
         reached = place + (takes_turn & (np.cumsum(takes_turn) <= rest))
         left: NDArray[np.int64] = np.clip(reached, self._starts, self._ends)

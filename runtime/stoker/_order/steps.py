@@ -104,18 +104,18 @@ class StepSource(ABC, Generic[Ref]):
         return next(self._steps, None)
 
     def _iter_epochs(
-        self, samples: NDArray[np.integer], stretch: PositionRange, order: OrderSource
+        self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource
     ) -> Iterator[PlannedStep[Ref]]:
-        number, epoch, position = 0, stretch.epoch, stretch.position
-        dealing, whole = stretch.sharding, stretch.sharding.from_start()
-        while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.count_steps(0):
-            for step in self._iter_steps(order(samples, stretch.order, epoch), dealing, position):
+        number, epoch, position = 0, positions.epoch, positions.position
+        sharding, full_sharding = positions.sharding, positions.sharding.from_start()
+        while (positions.end_epoch is None or epoch < positions.end_epoch) and full_sharding.count_steps(0):
+            for step in self._iter_steps(order(samples, positions.order, epoch), sharding, position):
                 yield replace(step, number=number)
                 number += 1
-            epoch, dealing, position = epoch + 1, whole, 0
+            epoch, sharding, position = epoch + 1, full_sharding, 0
 
     @abstractmethod
-    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[Ref]]:
+    def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[Ref]]:
         """Yield the steps of one epoch from a position on, all with number 0."""
 
 
@@ -137,9 +137,9 @@ class SuperSampleSteps(StepSource[int]):
         super().__init__(samples, positions, order)
         self._first_uses: list[tuple[int, int]] = []
 
-    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
-        walk = self._iter_full_steps if order.config.shuffle == "full" else self._iter_lane_steps
-        return walk(order, dealing, position)
+    def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[int]]:
+        iterate = self._iter_full_steps if order.config.shuffle == "full" else self._iter_lane_steps
+        return iterate(order, sharding, position)
 
     def _new_item(self, super_sample: int) -> int:
         item, self._next_item = self._next_item, self._next_item + 1
@@ -150,9 +150,9 @@ class SuperSampleSteps(StepSource[int]):
         taken, self._first_uses = tuple(self._first_uses), []
         return taken
 
-    def _iter_lane_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
+    def _iter_lane_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
-        for step, is_last in dealing.steps(position):
+        for step, is_last in sharding.steps(position):
             segments: list[Segment] = []
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
@@ -175,22 +175,27 @@ class SuperSampleSteps(StepSource[int]):
             block_start = int(lane.block_ends[block - 1]) if block else 0
             end = min(part.end, block_end)
             pieces = lane.pieces_of(block)
-            passed = (*others, *held.drop_before(pieces.start))
+            released_before = (*others, *held.drop_before(pieces.start))
             for piece in pieces:
                 if piece not in held.held:
                     held.held[piece] = self._new_item(int(lane.super_samples[piece]))
             items = tuple(held.held[piece] for piece in pieces)
-            done = held.drop_before(lane.pieces_of(block + 1).start) if end == block_end else []
-            picks = partial(lane.row_indices, block, place - block_start, end - block_start)
-            yield Segment(items=items, row_indices=picks, released_before=passed, released_after=tuple(done))
+            released_after = held.drop_before(lane.pieces_of(block + 1).start) if end == block_end else []
+            row_indices = partial(lane.row_indices, block, place - block_start, end - block_start)
+            yield Segment(
+                items=items,
+                row_indices=row_indices,
+                released_before=released_before,
+                released_after=tuple(released_after),
+            )
             others, place = [], end
 
-    def _iter_full_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
+    def _iter_full_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[int]]:
         """Yield the steps of ``full``, which holds every super-sample to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
-        for step, is_last in dealing.steps(position):
-            positions = np.concatenate([part.positions(dealing.lanes) for part in step.slices])
+        for step, is_last in sharding.steps(position):
+            positions = np.concatenate([part.positions(sharding.lanes) for part in step.slices])
             super_samples, rows = order.locate(permuted(positions))
             found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
             for super_sample in found[np.argsort(first)].tolist():

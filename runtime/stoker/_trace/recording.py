@@ -238,8 +238,8 @@ class _ProcessParser:
                 yield TracedResponse(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
 
 
-def _parse_spans(told: Any, begin: float, key: str) -> Iterator[Span]:
-    for phase, after_ms, took_ms in told:
+def _parse_spans(spans: Any, begin: float, key: str) -> Iterator[Span]:
+    for phase, after_ms, took_ms in spans:
         start = begin + _parse_time(after_ms) / 1e3
         yield Span(Phase(phase), start, start + _parse_time(took_ms) / 1e3, key)
 

@@ -74,13 +74,13 @@ async def run(args: Namespace) -> int:
         manifest = await read_manifest(store, args.at)
         partition = RankSharding(samples=manifest.samples, batch_size=_BATCH_SIZE)
         order = OrderConfig(seed=args.seed)
-        stretch = PositionRange(order=order, sharding=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
+        positions = PositionRange(order=order, sharding=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
         total = WorkAmount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
         async with (
             ProgressReporter("filling", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress,
-            _open_disk_tier(manifest, spec, stretch) as tier,
+            _open_disk_tier(manifest, spec, positions) as tier,
         ):
-            rows = _select_rows(manifest, stretch, spec.limit_bytes)
+            rows = _select_rows(manifest, positions, spec.limit_bytes)
             read = await _fill(store, manifest, tier, rows, config, progress)
             held = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
     size_bytes = sum(ref.size_bytes for ref in held)
@@ -105,15 +105,15 @@ async def run(args: Namespace) -> int:
 
 @asynccontextmanager
 async def _open_disk_tier(
-    manifest: Manifest, spec: CacheSpec, stretch: PositionRange
+    manifest: Manifest, spec: CacheSpec, positions: PositionRange
 ) -> AsyncGenerator[DiskTier, None]:
-    """Yield the cache that a loader would open; it keeps the super-samples that ``stretch`` needs first."""
+    """Yield the cache that a loader would open; it keeps the super-samples that ``positions`` needs first."""
     if spec.path is None:
         raise ConfigError("a cache in memory ends with its process and cannot be filled ahead; use disk:PATH")
     (tier,) = create_tiers([spec], manifest, CacheSharing())
     assert isinstance(tier, DiskTier)  # noqa: S101 - the path says so
     try:
-        await tier.follow(manifest, AccessForecast(manifest.rows.samples, stretch))
+        await tier.follow(manifest, AccessForecast(manifest.rows.samples, positions))
         if not tier.accepts_writes:
             raise StokerError(
                 f"{tier.name} cannot be filled: another process writes to it, or this user cannot write to the folder "
@@ -146,9 +146,9 @@ async def _fill(
     return len(rows) - fetcher.stats.tier_hits.get(tier.name, 0)
 
 
-def _select_rows(manifest: Manifest, stretch: PositionRange, limit_bytes: int) -> list[int]:
-    """Return the rows of the super-samples that ``stretch`` uses first and that fit into ``limit_bytes`` together."""
-    queue = StepQueue(SuperSampleSteps(manifest.rows.samples, stretch))
+def _select_rows(manifest: Manifest, positions: PositionRange, limit_bytes: int) -> list[int]:
+    """Return the rows of the super-samples that ``positions`` uses first and that fit into ``limit_bytes`` together."""
+    queue = StepQueue(SuperSampleSteps(manifest.rows.samples, positions))
     rows: dict[int, None] = {}
     left_bytes = limit_bytes
     while (item := queue.next_item()) is not None:

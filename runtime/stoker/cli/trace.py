@@ -164,4 +164,4 @@ def _find_process(summary: TraceSummary, rank: int | None) -> int:
 
 
 def _read_events(path: Path, process: int | None) -> Iterator[TraceEvent]:
-    return (told for told in read_trace(path) if process is None or told.process == process)
+    return (event for event in read_trace(path) if process is None or event.process == process)

@@ -114,14 +114,14 @@ class StoreTests:
     ) -> None:
         async def check(store: Store) -> None:
             await store.put("x", _CONTENT)
-            told: list[str] = []
+            calls: list[str] = []
             into = memoryview(bytearray(len(_CONTENT)))
-            await store.get_range("x", 0, len(_CONTENT), into=into, begun=lambda: told.append("begun"))
-            assert told in ([], ["begun"])
-            told.clear()
+            await store.get_range("x", 0, len(_CONTENT), into=into, begun=lambda: calls.append("begun"))
+            assert calls in ([], ["begun"])
+            calls.clear()
             with pytest.raises(NotFoundError):
-                await store.get_range("y", 0, 1, into=into[:1], begun=lambda: told.append("begun"))
-            assert told == []
+                await store.get_range("y", 0, 1, into=into[:1], begun=lambda: calls.append("begun"))
+            assert calls == []
 
         place.run(check)
 

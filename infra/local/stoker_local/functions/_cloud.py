@@ -66,7 +66,7 @@ class FunctionCloud:
         config: FunctionCloudConfig,
         *,
         tasks: BackgroundTasks,
-        warden: ProcessSupervisor,
+        supervisor: ProcessSupervisor,
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
         echo: Callable[[str], object],
@@ -77,7 +77,7 @@ class FunctionCloud:
         self.function_urls: dict[str, str] = {}
         self.google_urls: dict[str, str] = {}
         self.google_url = ""
-        self.tmp = warden.tmp
+        self.tmp = supervisor.tmp
         self._lambda_services: dict[str, LambdaService] = {}
         self._google_services: dict[str, GoogleService] = {}
         self._faults = FunctionFaultInjector(config.faults)
@@ -85,7 +85,7 @@ class FunctionCloud:
         self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
         self._notification_count = 0
         self._tasks = tasks
-        self._supervisor = warden
+        self._supervisor = supervisor
         self._session = session
         self._clock = clock
 
@@ -264,11 +264,11 @@ async def function_cloud(
     _check_runtimes(config)
     async with (
         _session() as session,
-        process_supervisor(config.tmp) as keeper,
+        process_supervisor(config.tmp) as supervisor,
         background_tasks() as tasks,
         AsyncExitStack() as stack,
     ):
-        cloud = FunctionCloud(config, tasks=tasks, warden=keeper, session=session, clock=clock, echo=echo)
+        cloud = FunctionCloud(config, tasks=tasks, supervisor=supervisor, session=session, clock=clock, echo=echo)
         await cloud._start(stack, bucket=bucket, gcs=gcs)  # noqa: SLF001  (its only way to start)
         yield cloud
 

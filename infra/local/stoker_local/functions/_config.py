@@ -440,7 +440,7 @@ class FunctionCloudConfig(JsonConfig):
         unique_names("schedule", (schedule.name for schedule in self.schedules))
         queues = unique_names("queue", (spec.name for spec in self.queues))
         functions, google = {spec.name for spec in self.functions}, {spec.name for spec in self.google}
-        told: tuple[tuple[str, set[str], Sequence[object], str], ...] = (
+        checks: tuple[tuple[str, set[str], Sequence[object], str], ...] = (
             ("queue", queues | {""}, self.queues, "dead_letters"),
             ("queue", queues | {""}, self.functions, "on_failure"),
             ("queue", queues, self.notifications, "queue"),
@@ -450,7 +450,7 @@ class FunctionCloudConfig(JsonConfig):
             ("function", functions, self.schedules, "function"),
             ("Google function", google, self.finalized, "function"),
         )
-        for what, known, records, field_name in told:
+        for what, known, records, field_name in checks:
             if unknown := sorted({getattr(record, field_name) for record in records} - known):
                 there = ", ".join(sorted(known - {""})) or "none"
                 raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {there}")

@@ -114,20 +114,20 @@ async def process_supervisor(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIt
         OSError: ``tmp`` is ``tmpfs`` and this system does not allow it.
     """
     chosen = choose_tmp(tmp)
-    guardian = await asyncio.create_subprocess_exec(
+    reaper = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(_LAUNCHER)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env={},
         process_group=0,  # so that a terminal's Ctrl-C does not reach it
     )
-    assert guardian.stdin is not None  # noqa: S101  (for the type checker)
+    assert reaper.stdin is not None  # noqa: S101  (for the type checker)
     try:
-        yield ProcessSupervisor(chosen, guardian.stdin)
+        yield ProcessSupervisor(chosen, reaper.stdin)
     finally:
-        guardian.stdin.write(b".\n")
-        guardian.stdin.close()
-        await guardian.wait()
+        reaper.stdin.write(b".\n")
+        reaper.stdin.close()
+        await reaper.wait()
 
 
 def launch_command(plan: ProcessPlan, *, tmp_folder: str | None) -> tuple[str, ...]:
