@@ -128,14 +128,14 @@ class DeploymentSettings:
         Raises:
             ConfigError: a variable is not valid; the message names it.
         """
-        given: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for variable, read in _READERS.items():
             if text := environ.get(variable):
                 try:
-                    given[variable.removeprefix("STOKER_").lower()] = read(text)
+                    settings[variable.removeprefix("STOKER_").lower()] = read(text)
                 except ValueError as error:  # a base of ConfigError and EventError
                     raise ConfigError(f"{variable} is not valid: {error}") from None
-        return cls(memory_bytes=_memory_bytes(environ), **given)
+        return cls(memory_bytes=_memory_bytes(environ), **settings)
 
     def dataset(self, url: str) -> str:
         """Return the URL of a data set in an event.
@@ -155,17 +155,17 @@ class DeploymentSettings:
 
 
 def _parse_named_urls(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for pair in text.split():
         name, equals, url = pair.partition("=")
-        if not equals or name in found or not DATASET_NAME.fullmatch(name):
+        if not equals or name in urls or not DATASET_NAME.fullmatch(name):
             # The message does not repeat the text, which may be a URL with a secret.
             raise ConfigError(
-                f"it is wrong after {len(found)} data sets; write name=url, separated by blanks, each name once"
+                f"it is wrong after {len(urls)} data sets; write name=url, separated by blanks, each name once"
             )
         parse_url(url)
-        found[name] = url
-    return found
+        urls[name] = url
+    return urls
 
 
 def _parse_urls(text: str) -> tuple[str, ...]:
@@ -225,10 +225,10 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 def _check_allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
     try:
-        wanted = parse_url(url).canonical_url
+        canonical_url = parse_url(url).canonical_url
     except ConfigError as error:
         raise EventError(f"the event's {what} is not a URL: {error}") from None
-    if not any(wanted.startswith(parse_url(root).canonical_url) for root in roots):
+    if not any(canonical_url.startswith(parse_url(root).canonical_url) for root in roots):
         raise EventError(f"this deployment may not touch the {what} {url[:200]!r}; {variable} lists what it may")
     return url
 

@@ -84,8 +84,8 @@ def parse_queue_messages(event: object) -> list[QueueMessage]:
     fields = JsonFields(event, "queue event")
     messages = []
     for record in fields.array("Records", max_length=_MAX_MESSAGES):
-        found = JsonFields(record, "queue event's record")
-        name, body = found.text("messageId"), found.value("body")
+        record_fields = JsonFields(record, "queue event's record")
+        name, body = record_fields.text("messageId"), record_fields.value("body")
         try:
             messages.append(QueueMessage(name, tuple(_parse_s3_objects(body))))
         except EventError as error:
@@ -103,7 +103,7 @@ def _parse_s3_objects(body: object) -> list[NotifiedObject]:
     if isinstance(content, Mapping) and content.get("Event") == "s3:TestEvent":
         return []
     records = JsonFields(content, "S3 notification").array("Records", max_length=_MAX_RECORDS)
-    return [found for record in records if (found := _parse_s3_object(record)) is not None]
+    return [notified for record in records if (notified := _parse_s3_object(record)) is not None]
 
 
 def _parse_s3_object(record: object) -> NotifiedObject | None:
@@ -214,10 +214,10 @@ def _object_batcher(deployment: Deployment) -> Batcher[tuple[NotifiedObject, Inv
     """Return the batcher that collects the objects of concurrent events of an instance."""
 
     async def ingest_all(
-        announced: Sequence[tuple[NotifiedObject, InvocationDeadline]],
+        notifications: Sequence[tuple[NotifiedObject, InvocationDeadline]],
     ) -> Sequence[StokerError | None]:
-        first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)
-        return await ingest_objects([found for found, _ in announced], deployment, first)
+        first = min((deadline for _, deadline in notifications), key=lambda deadline: deadline.at_seconds)
+        return await ingest_objects([notified for notified, _ in notifications], deployment, first)
 
     return Batcher(ingest_all, max_items=_MAX_BATCH_OBJECTS, wait_seconds=_BATCH_WAIT_SECONDS)
 
@@ -228,17 +228,17 @@ async def _ingest(
     """Pack the objects of messages, and return the ids of the messages that failed, each with its error."""
     failed: dict[str, StokerError] = {}
     target = await _find_target(deployment)
-    found: dict[str, list[_RawObject]] = defaultdict(list)
+    raw_objects: dict[str, list[_RawObject]] = defaultdict(list)
     for message in messages:
         try:
             if message.error is not None:
                 raise message.error
             for raw in [_match_source(notified, message.id, deployment, target) for notified in message.objects]:
                 if raw is not None:
-                    found[raw.source].append(raw)
+                    raw_objects[raw.source].append(raw)
         except StokerError as error:
             failed[message.id] = error
-    for source, raws in found.items():
+    for source, raws in raw_objects.items():
         packing = _SourcePacker(source, target, deployment, deadline)
         most_items = 1 if target.ingest.kind == "webdataset" else len(raws)
         # Several runs, so that a deadline interrupts only one of them.
@@ -283,12 +283,12 @@ def _match_source(
         ConfigError: its key is not valid in any store.
     """
     full = f"{notified.url}/{notified.info.key}"
-    place = f"{parse_url(notified.url).canonical_url}{notified.info.key}"
+    object_url = f"{parse_url(notified.url).canonical_url}{notified.info.key}"
     sources = ((source, parse_url(source).canonical_url) for source in deployment.settings.sources)
-    source, root = next(((source, root) for source, root in sources if place.startswith(root)), ("", ""))
+    source, root = next(((source, root) for source, root in sources if object_url.startswith(root)), ("", ""))
     if not source:
         raise EventError(f"{full[:200]} is below no source of this deployment; STOKER_SOURCES lists its sources")
-    info = ObjectInfo(key=place[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
+    info = ObjectInfo(key=object_url[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
     check_key(info.key)
     kind = target.ingest.kind
     is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else is_sample_file(kind, info.key)
@@ -304,9 +304,9 @@ def _match_source(
     return _RawObject(source, info, message)
 
 
-def _escape_line(what: object) -> str:
+def _escape_line(value: object) -> str:
     """Return a text as one printable line for the log, since keys may contain any characters."""
-    return ascii(str(what))[1:-1]
+    return ascii(str(value))[1:-1]
 
 
 class _SourcePacker:
@@ -352,8 +352,8 @@ class _SourcePacker:
         Runs that another invocation of the same event has finished are kept.
         """
         catalog = self._deployment.catalog(self._target.url)
-        found = [(await catalog.journal(run)).recorded for run in self._unfinished_runs]
-        await catalog.delete_records([each.run for each in found if each is not None and each.state == "packing"])
+        records = [(await catalog.journal(run)).recorded for run in self._unfinished_runs]
+        await catalog.delete_records([each.run for each in records if each is not None and each.state == "packing"])
 
     async def _pack_present(self, group: Sequence[_RawObject]) -> None:
         """Pack a group as one run, without objects that were replaced or deleted after their notification."""
@@ -367,8 +367,8 @@ class _SourcePacker:
                 _log.warning("%s: %s; packing the objects that exist", self._source, _escape_line(error))
             else:
                 return
-        if there := await self._unchanged_objects(objects):
-            await self._pack_run(there)
+        if unchanged := await self._unchanged_objects(objects):
+            await self._pack_run(unchanged)
 
     async def _pack_run(self, objects: Sequence[ObjectInfo]) -> None:
         """Pack raw objects as one run, to its end."""
@@ -408,7 +408,7 @@ class _SourcePacker:
     async def _unchanged_objects(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         """Return the objects that are in the bucket with the tag of their notification, with their current sizes."""
         store = self._deployment.source_store(self._source)
-        found: dict[str, ObjectInfo] = {}
+        unchanged: dict[str, ObjectInfo] = {}
 
         async def look(info: ObjectInfo) -> None:
             try:
@@ -416,10 +416,10 @@ class _SourcePacker:
             except NotFoundError:
                 return
             if now.tag == info.tag:
-                found[info.key] = now
+                unchanged[info.key] = now
 
         await for_each(objects, look, concurrency=_HEAD_CONCURRENCY)
-        return list(found.values())
+        return list(unchanged.values())
 
 
 class Batcher(Generic[T]):

@@ -88,8 +88,8 @@ async def pack_part(
         async with asyncio.timeout_at(deadline.stop_at_seconds) as limit:
             samples = opened or await open_part(part, source)
             run.skip_durable()
-            async with aclosing(samples.read(record.samples)) as found:
-                async for where, sample in found:
+            async with aclosing(samples.read(record.samples)) as samples_ahead:
+                async for where, sample in samples_ahead:
                     if cut := run.sample_writer.add(sample, where):
                         await run.submit(cut)
             await run.complete()

@@ -69,9 +69,9 @@ class RedisCatalog(BucketCatalog):
 
     async def journal(self, run: str) -> Journal:
         """Return the journal of a run: one command, and a GET if the run is not in Redis."""
-        known = self._parse_record(run, await self._await_reply(self._redis.hget(self._records_key, run)))
-        if known is not None:
-            return _RedisJournal(self, None, known)
+        record = self._parse_record(run, await self._await_reply(self._redis.hget(self._records_key, run)))
+        if record is not None:
+            return _RedisJournal(self, None, record)
         first = await self.read_journal(run)
         return _RedisJournal(self, first.tag, first.recorded)
 
@@ -81,9 +81,9 @@ class RedisCatalog(BucketCatalog):
             pipe.hgetall(self._records_key)
             pipe.get(self._server_key)
             pipe.info("server")
-            found, server, info = await self._await_reply(pipe.execute())
+            replies, server, info = await self._await_reply(pipe.execute())
         identity = str(info["run_id"]).encode()
-        parsed = (self._parse_record(name.decode(), data) for name, data in found.items())
+        parsed = (self._parse_record(name.decode(), data) for name, data in replies.items())
         in_memory = {record.run: record for record in parsed if record is not None}
         in_bucket = {record.run: record for record in await super().records()}
         late = _stale_runs(in_memory, in_bucket)
@@ -121,19 +121,19 @@ class RedisCatalog(BucketCatalog):
         await self._await_reply(self._save(keys=[self._records_key, self._progress_key], args=arguments))
 
     async def _restore_records(self, records: Iterable[PackRecord]) -> dict[str, PackRecord]:
-        found: dict[str, PackRecord] = {}
+        restored: dict[str, PackRecord] = {}
 
         async def restore(record: PackRecord) -> None:
             try:
-                found[record.run] = await restore_record(self.store, record)
+                restored[record.run] = await restore_record(self.store, record)
             except FormatError as error:  # the run stays unfinished, and the others can still be committed
                 _log.warning("%s: cannot restore the record of run %s: %s", self.store.url, record.run, error)
-                found[record.run] = record
-            if found[record.run] is not record:
-                await self.put(found[record.run])
+                restored[record.run] = record
+            if restored[record.run] is not record:
+                await self.put(restored[record.run])
 
         await for_each(records, restore, concurrency=_RESTORE_CONCURRENCY)
-        return found
+        return restored
 
     def _parse_record(self, run: str, data: bytes | None) -> PackRecord | None:
         """Return the record of a run in Redis; None if there is none or it is damaged, which counts as lost."""
@@ -181,11 +181,11 @@ def _uncertain_records(
 
 def _merge_records(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[PackRecord]:
     """Return the record with more progress of each run, sorted by run; the one in Redis if both are equal."""
-    found = {**in_bucket, **in_memory}
+    merged = {**in_bucket, **in_memory}
     for run, record in in_bucket.items():
-        if record.progress > found[run].progress:
-            found[run] = record
-    return [found[run] for run in sorted(found)]
+        if record.progress > merged[run].progress:
+            merged[run] = record
+    return [merged[run] for run in sorted(merged)]
 
 
 class _RedisJournal(Journal):

@@ -265,7 +265,7 @@ class CachedDataset(Dataset[Any], Closeable):
         Raises:
             Exception: any error of the data set.
         """
-        asked = self._clock()
+        started = self._clock()
         missed = damaged = False
         try:
             try:
@@ -276,7 +276,7 @@ class CachedDataset(Dataset[Any], Closeable):
                 self._fetch_service.note_miss(operator.index(index))
             return self.dataset[index]
         finally:
-            self.cache.counts.add(missed=missed, damaged=damaged, wait_seconds=self._clock() - asked)
+            self.cache.counts.add(missed=missed, damaged=damaged, wait_seconds=self._clock() - started)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -65,11 +65,13 @@ class Budget:
             raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
         if self.dollars is not None:
             parse_dollars(self.dollars)
-        most: object = self.max_dollars_per_epoch
-        is_number = isinstance(most, int | float | np.integer | np.floating) and not isinstance(most, bool)
+        max_dollars: object = self.max_dollars_per_epoch
+        is_number = isinstance(max_dollars, int | float | np.integer | np.floating) and not isinstance(
+            max_dollars, bool
+        )
         if not is_number or math.isnan(self.max_dollars_per_epoch):
             raise ConfigError(
-                f"max_dollars_per_epoch {most!r:.80} is not a number of dollars; for no limit write float('inf')"
+                f"max_dollars_per_epoch {max_dollars!r:.80} is not a number of dollars; for no limit write float('inf')"
             )
 
     @classmethod
@@ -273,10 +275,10 @@ class StreamConfig:
         if isinstance(shuffle, bool | np.bool_):
             object.__setattr__(self, "shuffle", "window" if shuffle else "none")
         optional = {each.name for each in fields(self) if each.default is None}
-        for name, least in _MINIMA.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None or name not in optional:
-                object.__setattr__(self, name, validate_integer(name, value, least))
+                object.__setattr__(self, name, validate_integer(name, value, minimum))
         for name in _FLAGS:
             flag = getattr(self, name, False)
             if not isinstance(flag, bool | np.bool_):

@@ -151,18 +151,18 @@ def _describe_bytes(value: Any, values: list[Buffer], path: str) -> list[Any]:
 def _describe_tensor(tensor: torch.Tensor, values: list[Buffer], path: str) -> tuple[str, list[int]]:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     if not dense or tensor.dtype not in _TENSOR_CODES or tensor.dim() > _MAX_DIMENSIONS:
-        what = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
-        raise _unsupported_error(path, tensor, what)
+        details = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
+        raise _unsupported_error(path, tensor, details)
     # clone(), since contiguous() keeps the strides of tensors with at most one element, and view(uint8) refuses some.
     flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     values.append(flat.view(torch.uint8).numpy().data)
     return _TENSOR_CODES[tensor.dtype], list(tensor.shape)
 
 
-def _unsupported_error(path: str, value: object, what: str = "") -> SampleError:
+def _unsupported_error(path: str, value: object, details: str = "") -> SampleError:
     kind = type(value)
     return SampleError(
-        f"{path[:200]} is a {kind.__module__}.{kind.__qualname__}{what}, which cannot be stored without pickle; "
+        f"{path[:200]} is a {kind.__module__}.{kind.__qualname__}{details}, which cannot be stored without pickle; "
         "turn it into tensors, arrays, bytes, numbers, strings, tuples, lists or dicts of these in the dataset, or "
         "with encode= and decode="
     )

@@ -129,14 +129,14 @@ class _InformedIteration:
             raise StopIteration
         if self._pid != os.getpid():
             raise StokerError("an iteration cannot continue in a forked process, without its thread; begin another one")
-        asked = self._clock()
-        missed = self._queue.loaded.empty()
+        started = self._clock()
+        is_miss = self._queue.loaded.empty()
         batch, error = self._take_batch(self._queue)
         if _is_end(error):
             self.close()
         try:
             if not isinstance(error, StopIteration):
-                self._counts.add(missed=missed, damaged=False, wait_seconds=self._clock() - asked)
+                self._counts.add(missed=is_miss, damaged=False, wait_seconds=self._clock() - started)
             if error is not None:
                 raise error
             return batch
@@ -161,27 +161,27 @@ class _InformedIteration:
             self._begin(line)
         return loaded
 
-    def _begin(self, line: _SharedQueue) -> None:
+    def _begin(self, queue: _SharedQueue) -> None:
         """Start the thread, with this thread's context variables, gradient modes and CUDA device."""
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), device
-        self._load = partial(contextvars.copy_context().run, _load, line, *settings)
+        self._load = partial(contextvars.copy_context().run, _load, queue, *settings)
         self._threads = ThreadPool(1, "stoker-informed")
         self._finalizer = weakref.finalize(self, _close_threads, self._threads)
         for _ in range(self._depth):
             self._threads.submit(self._load)
 
 
-def _load(line: _SharedQueue, inference: bool, gradients: bool, device: int | None) -> None:
+def _load(queue: _SharedQueue, inference: bool, gradients: bool, device: int | None) -> None:
     """Load a batch, unless the last one was loaded."""
-    if line.is_over:
+    if queue.is_over:
         return
     if device is not None:
         torch.cuda.set_device(device)  # or page-locked memory would belong to the first device
     with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-        loaded = _load_next(line.batches)
-    line.is_over = _is_end(loaded[1])
-    line.loaded.put(loaded)
+        loaded = _load_next(queue.batches)
+    queue.is_over = _is_end(loaded[1])
+    queue.loaded.put(loaded)
     del loaded  # or an error would keep itself, through its traceback's frames
 
 

@@ -89,22 +89,22 @@ class DoubleBuffer(Generic[T]):
         """Return the next value, or None after the last one."""
         asked_seconds = time.perf_counter()
         with self._lock:
-            made, self._ready = self._ready, None
+            batch, self._ready = self._ready, None
             if self._is_ended:
                 return None
-            if made is None:
+            if batch is None:
                 self.is_waiting = True
                 try:
-                    made = self._make_next()
+                    batch = self._make_next()
                 finally:
                     self.is_waiting = False
-        if isinstance(made, Exception):
-            raise made
+        if isinstance(batch, Exception):
+            raise batch
         was_busy = self._delivered_seconds is not None and asked_seconds - self._delivered_seconds > _MIN_BUSY_SECONDS
         self._delivered_seconds = time.perf_counter()
         if was_busy and self._remaining and self._thread is not None:
             self._thread.call_soon(_prepare_in_executor, weakref.ref(self))
-        return made
+        return batch
 
     def prepare(self) -> None:
         """Make a value ahead, unless there is one already or ``make`` would wait."""
@@ -120,10 +120,10 @@ class DoubleBuffer(Generic[T]):
 
     def _make_next(self) -> T | None:
         left, self._remaining = self._remaining, 0
-        made = self._make() if left else None
-        if made is not None:
+        batch = self._make() if left else None
+        if batch is not None:
             self._remaining = left - 1
-        return made
+        return batch
 
     def end(self) -> None:
         """Make no more values; does not wait for one that is being made."""
@@ -225,11 +225,11 @@ class LoaderResources:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
         tier_set = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
-        given = self.store, manifest, pipeline_config, self.thread
-        how: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}
+        arguments = self.store, manifest, pipeline_config, self.thread
+        options: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}
         if config.shuffle != "materialized":
-            return BatchPipeline(*given, **how)
-        budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*given, **how)
+            return BatchPipeline(*arguments, **options)
+        budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*arguments, **options)
 
         def check(epoch: BatchPipeline) -> None:
             LoaderPlan.of(epoch, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
@@ -364,15 +364,15 @@ class BatchIteration:
         return self
 
     def __next__(self) -> Any:
-        asked: float | None = None  # waiting for another thread does not count as waiting for data
+        started: float | None = None  # waiting for another thread does not count as waiting for data
         try:
             if self._remaining and self._pid != os.getpid():
-                asked = time.perf_counter()
+                started = time.perf_counter()
                 self._begin()
             with self._next_lock:
                 if self._remaining:
                     self._resources.check_spending()
-                return self._next(time.perf_counter() if asked is None else asked)
+                return self._next(time.perf_counter() if started is None else started)
         except StopIteration:
             self._cursor.end()
             self.close()
@@ -384,16 +384,16 @@ class BatchIteration:
             self.close()
             raise
 
-    def _next(self, asked: float) -> Any:
-        taken = self._take_batch() if self._remaining else None
+    def _next(self, started: float) -> Any:
+        prepared = self._take_batch() if self._remaining else None
         with self._yield_lock:
-            if taken is None or not self._remaining:
+            if prepared is None or not self._remaining:
                 raise StopIteration
             self._remaining -= 1
-            self._cursor.commit(taken[0])
+            self._cursor.commit(prepared[0])
             if self._statistics is not None:
-                self._statistics.record_yield(taken[0], asked)
-        return taken[1]
+                self._statistics.record_yield(prepared[0], started)
+        return prepared[1]
 
     def close(self) -> None:
         """End the iteration and drop the batches in the pool, without waiting."""
@@ -421,10 +421,10 @@ class BatchIteration:
         oldest = pending.popleft()
         if isinstance(oldest, Exception):
             raise oldest
-        asked = time.perf_counter()
+        started = time.perf_counter()
         result = oldest[1].result()
         if resources.recorder is not None:
-            resources.recorder.add_wait(Phase.DECODE, asked, time.perf_counter())
+            resources.recorder.add_wait(Phase.DECODE, started, time.perf_counter())
         return oldest[0], result
 
     def _fill_pool(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
@@ -455,4 +455,4 @@ def _gather_next(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, 
 
 def _context_function(feed: BatchPipeline, batch: Batch) -> ContextOf:
     ids, seed = batch.sample_ids(), feed.config.order.seed
-    return lambda place: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[place]))
+    return lambda row: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[row]))

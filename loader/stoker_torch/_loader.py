@@ -268,9 +268,9 @@ class Loader(Closeable):
             self._warn_after_last_epoch(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
         cursor.begin()
         compare_ranks(self._state().comparison_values(self.config), self.world_size)
-        asked = time.perf_counter()
+        started = time.perf_counter()
         iteration = BatchIteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
-        self._statistics.record_begin(asked)
+        self._statistics.record_begin(started)
         cursor.is_share_over = not is_over and not self.remaining  # nothing for this rank
         self._iteration = weakref.ref(iteration)
         return iteration
@@ -345,13 +345,13 @@ class Loader(Closeable):
             NotFoundError: the manifest version was deleted.
         """
         loaded = RunState.from_dict(state)
-        mine = self._state()
-        loaded.check(mine, self.config)
+        current = self._state()
+        loaded.check(current, self.config)
         manifest, feed = self.manifest, self._resources.pipeline
         if loaded.version != manifest.version:
             manifest = self._resources.read_manifest(loaded.version)
             self._resources.register_finalizer(self._cursor)
-        if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
+        if (loaded.version, loaded.lanes) != (current.version, current.lanes):
             feed = self._create_pipeline(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
             raise StateError(
@@ -371,8 +371,8 @@ class Loader(Closeable):
         resources = self._resources
         bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
         reading = resources.store.meter.snapshot()
-        found = self._statistics.snapshot(resources.pipeline, reading, resources.prices, bad_samples)
-        return replace(found, hedges=found.hedges + resources.manifest_hedges)
+        statistics = self._statistics.snapshot(resources.pipeline, reading, resources.prices, bad_samples)
+        return replace(statistics, hedges=statistics.hedges + resources.manifest_hedges)
 
     def close(self) -> None:
         """End fetching, threads and connections. Idempotent; a new iteration starts them again."""

@@ -62,10 +62,10 @@ class PendingBatch:
     def work_on(self, part: range) -> None:
         """Process the samples of one part; :meth:`result` raises the errors."""
         try:
-            for place in part:
+            for index in part:
                 if self._result.done():  # another part failed, or the batch was dropped
                     return
-                self.samples[place] = self._pool.make_sample(self, place)
+                self.samples[index] = self._pool.make_sample(self, index)
             with self._lock:
                 self._parts_left -= 1
                 if self._parts_left:
@@ -190,15 +190,15 @@ class SamplePool:
         self._forget_threads()
         raise late
 
-    def make_sample(self, batch: PendingBatch, place: int) -> Any:
+    def make_sample(self, batch: PendingBatch, index: int) -> Any:
         """Return one sample, or a ``_FailedSample`` with its error."""
         tasks, thread = self._calls, threading.get_ident()
-        task = tasks[thread] = _CurrentCall(batch.name_of, place, "reading", monotonic())
+        task = tasks[thread] = _CurrentCall(batch.name_of, index, "reading", monotonic())
         try:
             is_whole = self._transform is not None or self._collate is not None
             needed = batch.columns if is_whole else self._config.decode or ()
-            sample: Any = {name: batch.columns[name][place] for name in needed}
-            context = batch.context_of(place) if self._needs_context else None
+            sample: Any = {name: batch.columns[name][index] for name in needed}
+            context = batch.context_of(index) if self._needs_context else None
             for name, stage, function in self._decode:
                 task.stage = stage
                 sample[name] = function(sample[name], context)
@@ -220,7 +220,7 @@ class SamplePool:
         tasks, thread = self._calls, threading.get_ident()
         task = tasks[thread] = _CurrentCall(batch.name_of, None, "collate", monotonic())
         try:
-            result = self._collate_batch(batch.columns, [batch.samples[place] for place in places], places)
+            result = self._collate_batch(batch.columns, [batch.samples[index] for index in places], places)
             if self._config.batch_transform is not None:
                 task.stage = "batch_transform"
                 result = self._config.batch_transform(result)
@@ -242,7 +242,7 @@ class SamplePool:
     def _good_places(self, samples: list[Any]) -> list[int]:
         """Return the place of each sample of the batch; the good ones, in turn, replace the bad ones."""
         bad = [sample.error for sample in samples if isinstance(sample, _FailedSample)]
-        good = [place for place, sample in enumerate(samples) if not isinstance(sample, _FailedSample)]
+        good = [index for index, sample in enumerate(samples) if not isinstance(sample, _FailedSample)]
         if bad:
             allowed = self._options.max_bad_samples
             with self._lock:
@@ -253,7 +253,7 @@ class SamplePool:
             if too_many or not good:
                 raise bad[0]
         spare = cycle(good)
-        return [next(spare) if isinstance(sample, _FailedSample) else place for place, sample in enumerate(samples)]
+        return [next(spare) if isinstance(sample, _FailedSample) else index for index, sample in enumerate(samples)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,12 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return distributed.get_rank(), distributed.get_world_size()
     texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     try:
-        found = int(texts[0]), int(texts[1])
+        ranks = int(texts[0]), int(texts[1])
     except ValueError:
         raise ConfigError(f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} are not both numbers") from None
-    if found[1] > 1 and "RANK" not in os.environ:  # as in the processes that Lightning starts
-        raise ConfigError(f"WORLD_SIZE is {found[1]} and RANK is not set; {_REMEDY}")
-    return found
+    if ranks[1] > 1 and "RANK" not in os.environ:  # as in the processes that Lightning starts
+        raise ConfigError(f"WORLD_SIZE is {ranks[1]} and RANK is not set; {_REMEDY}")
+    return ranks
 
 
 def confirm_rank(rank: int, world_size: int) -> None:
@@ -88,9 +88,9 @@ def compare_ranks(settings: Mapping[str, object], world_size: int) -> None:
         for name, value in settings.items()
     ]
     device = torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
-    mine = torch.tensor(digests, dtype=torch.int64, device=device)
-    everyones = [torch.empty_like(mine) for _ in range(world_size)]
-    distributed.all_gather(everyones, mine)
+    local = torch.tensor(digests, dtype=torch.int64, device=device)
+    everyones = [torch.empty_like(local) for _ in range(world_size)]
+    distributed.all_gather(everyones, local)
     agreed = (torch.stack(everyones) == everyones[0]).all(dim=0).tolist()
     different = [f"{name} (here {settings[name]!r})" for name, same in zip(settings, agreed, strict=True) if not same]
     if different:

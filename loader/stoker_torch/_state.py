@@ -76,17 +76,17 @@ class SourceState:
     _COMPARED_SETTINGS: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
 
     @classmethod
-    def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **place: Any) -> Self:
+    def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **position: Any) -> Self:
         """Return a state with a loader's settings.
 
         Args:
             config: settings of the loader.
             manifest: pinned manifest, which has the data set's id and the version.
             lanes: number of lanes in use.
-            **place: attributes of the subclass: the position.
+            **position: attributes of the subclass: the position.
         """
         fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit")}
-        return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **place)
+        return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **position)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
@@ -128,17 +128,18 @@ class SourceState:
             StateError: this state is of another data set or order.
         """
         for name in ("dataset", "seed", "shuffle", "window", "limit"):
-            found, wanted = getattr(self, name), getattr(current, name)
-            if found != wanted and not (name == "shuffle" and {found, wanted} == _EQUIVALENT_SHUFFLES):
+            saved, expected = getattr(self, name), getattr(current, name)
+            if saved != expected and not (name == "shuffle" and {saved, expected} == _EQUIVALENT_SHUFFLES):
                 raise StateError(
-                    f"the state was taken with {name}={found!r}, this loader has {wanted!r}; construct it with the same"
+                    f"the state was taken with {name}={saved!r}, but this loader has {expected!r}; construct "
+                    f"the loader with the same {name}"
                 )
         for name in ("lanes", "version"):
-            wanted = getattr(config, name)
-            if wanted is not None and wanted != getattr(self, name):
+            expected = getattr(config, name)
+            if expected is not None and expected != getattr(self, name):
                 raise StateError(
-                    f"the state was taken with {name}={getattr(self, name)}, this loader was given {wanted}; "
-                    "leave it out"
+                    f"the state was taken with {name}={getattr(self, name)}, but this loader was constructed with "
+                    f"{name}={expected}; leave {name} out, and the state sets it"
                 )
 
 
@@ -160,9 +161,9 @@ def _parse_source(state: Mapping[str, Any]) -> dict[str, Any]:
         raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
     (source,) = state["sources"]
     values = _source_values(SourceState(**source))
-    for name, least in _MINIMA.items():
+    for name, minimum in _MINIMA.items():
         if name != "limit" or values[name] is not None:
-            read_integer(values, name, least)
+            read_integer(values, name, minimum)
     for name in ("dataset", "shuffle"):
         if not isinstance(values[name], str):
             raise StateError(f"the state's {name} {shown(values[name])} is not text")
@@ -252,20 +253,20 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         >>> merged = merge_states(torch.load(f"state-{rank}.pt") for rank in range(8))
         >>> dataset.load_state_dict(merged)
     """
-    found = [StreamState.from_dict(each) for state in states for each in _find_states(state)]
-    if not found:
+    parsed = [StreamState.from_dict(each) for state in states for each in _find_states(state)]
+    if not parsed:
         raise StateError("there is no state of a StreamDataset to merge; give the state_dict() of each worker or rank")
-    bare = [replace(state, delivered={}, repeated=0, is_complete=False) for state in found]
+    bare = [replace(state, delivered={}, repeated=0, is_complete=False) for state in parsed]
     if any(each != bare[0] for each in bare):
         raise StateError("the states are of different epochs or runs, and cannot be merged; take all at one time")
     delivered: dict[int, int] = {}
-    for lane, places in (each for state in found for each in state.delivered.items()):
+    for lane, places in (each for state in parsed for each in state.delivered.items()):
         if delivered.setdefault(lane, places) != places:
             raise StateError(
                 f"lane {lane} is at position {delivered[lane]} in one state and at {places} in another; merge states "
                 "that were taken at one time"
             )
-    is_complete = all(state.is_complete for state in found)
+    is_complete = all(state.is_complete for state in parsed)
     merged = replace(bare[0], delivered=dict(sorted(delivered.items())), is_complete=is_complete)
     return merged.advance_epoch().to_dict()
 

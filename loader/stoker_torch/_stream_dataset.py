@@ -345,9 +345,9 @@ class StreamDataset(IterableDataset[Any]):
     def _state(self, cursor: ShareCursor) -> dict[str, Any]:
         share, position = cursor.share, cursor.position
         delivered, repeated = share.progress(position)
-        place = {"epoch": cursor.epoch, "delivered": delivered, "repeated": repeated}
+        attributes = {"epoch": cursor.epoch, "delivered": delivered, "repeated": repeated}
         state = StreamState.of_config(
-            self.config, self.manifest, share.lanes, **place, is_complete=not share.count_steps(position)
+            self.config, self.manifest, share.lanes, **attributes, is_complete=not share.count_steps(position)
         )
         return (state if Worker.current().is_child else state.advance_epoch()).to_dict()
 
@@ -369,10 +369,11 @@ class StreamDataset(IterableDataset[Any]):
         loaded.check(SourceState.of_config(self.config, self.manifest, loaded.lanes), self.config)
         if worker.is_child:
             lanes = self._lanes or self.world_size * worker.count
-            for name, mine in {"version": self.manifest.version, "lanes": lanes}.items():
-                if (theirs := getattr(loaded, name)) != mine:  # workers of later epochs would not know it
+            for name, expected in {"version": self.manifest.version, "lanes": lanes}.items():
+                if (theirs := getattr(loaded, name)) != expected:  # workers of later epochs would not know it
                     raise StateError(
-                        f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
+                        f"the state was taken with {name}={theirs}, but this data set has {expected}; construct it "
+                        f"with {name}={theirs}"
                     )
             self._loaded_state = _LoadedState(loaded, None)
             return

@@ -163,8 +163,8 @@ class EpochBoard:
         rows = _rows_of(words)
         if worker.is_child:
             is_tagged = rows & mask == worker.tag
-            mine = max(rows[worker.row][is_tagged[worker.row]].tolist(), default=-1)
-            others = [EpochTurn.of(word) for word in rows[is_tagged].tolist() if word > mine]
+            newest = max(rows[worker.row][is_tagged[worker.row]].tolist(), default=-1)
+            others = [EpochTurn.of(word) for word in rows[is_tagged].tolist() if word > newest]
             joined = min((turn for turn in others if epoch is None or turn.epoch == epoch), default=None)
             if joined is not None:
                 return joined
@@ -241,8 +241,8 @@ class StreamReader:
 
     def is_for(self, manifest: Manifest, worker: Worker, lanes: int) -> bool:
         """Return whether the reader was made in this process, for this version, worker and number of lanes."""
-        mine = self._pid, self.pipeline.manifest, self._worker, self.pipeline.config.order.lanes
-        return mine == (os.getpid(), manifest, worker, lanes)
+        current = self._pid, self.pipeline.manifest, self._worker, self.pipeline.config.order.lanes
+        return current == (os.getpid(), manifest, worker, lanes)
 
     def iterate(self, cursor: ShareCursor) -> BatchIteration:
         """Return an iteration over the rest of a share by batches or chunks, which advances the cursor."""

@@ -237,9 +237,9 @@ class _DatasetReader:
 
     async def read(self, numbers: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return samples by number, with the reader of the running event loop and process."""
-        found = await self._readers.get().read(numbers)
-        self._samples += len(found)
-        return found
+        samples = await self._readers.get().read(numbers)
+        self._samples += len(samples)
+        return samples
 
     async def close(self) -> None:
         """Close the running loop's reader and connections."""
@@ -263,15 +263,15 @@ class _DatasetReader:
 def _sample_numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
     """Return indices as sample numbers from 0, ``int64 [samples]``."""
     try:
-        found = np.asarray(indices)
+        array = np.asarray(indices)
     except ValueError:  # sequences of different lengths
         raise ArgumentError(f"indices must be a sequence or array [samples] of integers, not {indices!r:.80}") from None
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise ArgumentError(
-            f"indices must be a sequence or array [samples] of integers, not {found.dtype} {found.shape}"
+            f"indices must be a sequence or array [samples] of integers, not {array.dtype} {array.shape}"
         )
-    outside = found[(found < -samples) | (found >= samples)]
+    outside = array[(array < -samples) | (array >= samples)]
     if len(outside):
         raise IndexError(f"sample {outside[0]} is out of range: the data set has {samples} samples")
-    numbers = found.astype(np.int64)
+    numbers = array.astype(np.int64)
     return np.where(numbers < 0, numbers + samples, numbers)

@@ -74,9 +74,12 @@ class RandomResizedCrop:
         shortest, longest = (math.log(ratio) for ratio in self.ratio)
         for attempt in range(_MAX_ATTEMPTS):
             area, ratio, down, right = uniform[_NUMBERS_PER_ATTEMPT * attempt : _NUMBERS_PER_ATTEMPT * (attempt + 1)]
-            wanted = height * width * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
+            area_pixels = height * width * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
             proportion = math.exp(shortest + ratio * (longest - shortest))
-            part_width, part_height = round(math.sqrt(wanted * proportion)), round(math.sqrt(wanted / proportion))
+            part_width, part_height = (
+                round(math.sqrt(area_pixels * proportion)),
+                round(math.sqrt(area_pixels / proportion)),
+            )
             if 0 < part_width <= width and 0 < part_height <= height:
                 top, left = int(down * (height - part_height + 1)), int(right * (width - part_width + 1))
                 return top, left, part_height, part_width
@@ -112,22 +115,22 @@ _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticE
 def orientation_of(image: Image.Image) -> int:
     """Return an image's orientation according to Pillow, 1 to 8; upright (1) if its metadata is damaged."""
     try:
-        found = image.getexif().get(_TAG, UPRIGHT)
+        value = image.getexif().get(_TAG, UPRIGHT)
     except _DAMAGE:
         return UPRIGHT
-    return next((each for each in range(1, 9) if each == found), UPRIGHT)  # a fraction may equal an integer
+    return next((each for each in range(1, 9) if each == value), UPRIGHT)  # a fraction may equal an integer
 
 
 def jpeg_orientation(data: memoryview) -> int:
     """Return the orientation of a JPEG, 1 to 8, from the segments before its pixels."""
     exif, xmp = _read_metadata(data)
-    found = _parse_exif_orientation(exif)
-    if found is None:
+    orientation = _parse_exif_orientation(exif)
+    if orientation is None:
         return _orientation_by_pillow({"exif": exif, "xmp": xmp})
-    if found == _ABSENT:
+    if orientation == _ABSENT:
         in_xmp = _XMP_ORIENTATION.search(xmp)
-        found = UPRIGHT if in_xmp is None else int(in_xmp[2])
-    return found if 1 <= found <= 8 else UPRIGHT
+        orientation = UPRIGHT if in_xmp is None else int(in_xmp[2])
+    return orientation if 1 <= orientation <= 8 else UPRIGHT
 
 
 def _orientation_by_pillow(info: Mapping[str, bytes]) -> int:
@@ -178,9 +181,9 @@ def _parse_exif_orientation(exif: bytes) -> int | None:
     if start + 2 + 12 * entries > len(tiff):
         return None
     places = [
-        place
-        for place in range(start + 2, start + 2 + 12 * entries, 12)
-        if struct.unpack_from(f"{order}H", tiff, place)[0] == _TAG
+        offset
+        for offset in range(start + 2, start + 2 + 12 * entries, 12)
+        if struct.unpack_from(f"{order}H", tiff, offset)[0] == _TAG
     ]
     if not places:
         return _ABSENT

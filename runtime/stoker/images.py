@@ -299,15 +299,15 @@ def _decode(data: Data, request: _DecodeOptions) -> NDArray[np.uint8]:
     except TypeError:
         raise SampleError(f"an image must be the contiguous bytes of a file, not {type(data).__name__}") from None
     try:
-        found = _decode_with_simplejpeg(view, request) or _decode_with_pillow(view, request)
+        decoded = _decode_with_simplejpeg(view, request) or _decode_with_pillow(view, request)
     except Image.DecompressionBombError as error:
         raise SampleError(f"the image is too large: {error}") from None
     except _DAMAGE as error:
         reason = str(error).partition(" <_io")[0] or type(error).__name__
         raise SampleError(f"{len(view)} bytes are not an intact image: {reason}") from error
-    size = request.stored_size(found.orientation)
-    image = found.image if size is None else _resize(found, size)
-    transpose, up_down, left_right = _ORIENTATIONS[found.orientation]
+    size = request.stored_size(decoded.orientation)
+    image = decoded.image if size is None else _resize(decoded, size)
+    transpose, up_down, left_right = _ORIENTATIONS[decoded.orientation]
     pixels = np.asarray(image).reshape(image.height, image.width, -1)
     if transpose:
         pixels = pixels.swapaxes(0, 1)
@@ -385,11 +385,11 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
         )
 
 
-def _resize(found: _DecodedImage, size: tuple[int, int]) -> Image.Image:
+def _resize(image: _DecodedImage, size: tuple[int, int]) -> Image.Image:
     height, width = size
-    if found.box == _Box(0, 0, width, height):
-        return found.image
-    return found.image.resize((width, height), Image.Resampling.BILINEAR, box=found.box)
+    if image.box == _Box(0, 0, width, height):
+        return image.image
+    return image.image.resize((width, height), Image.Resampling.BILINEAR, box=image.box)
 
 
 def _normalise(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:

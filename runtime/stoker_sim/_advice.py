@@ -130,7 +130,7 @@ def advise(given: PlannedTraining, resources: Resources) -> Advice:
     Raises:
         BudgetError: the memory is too small for any order of this data set.
     """
-    before, refused = _try_predict(given)
+    before, problem = _try_predict(given)
     workload, suggestions = given, list[Suggestion]()
     for step in (
         _advise_super_sample_size,
@@ -143,7 +143,7 @@ def advise(given: PlannedTraining, resources: Resources) -> Advice:
         workload, suggestion = step(workload, resources)
         suggestions.append(suggestion)
     advised = predict(workload, starts=_SIMULATED_STARTS)
-    return Advice(suggestions=tuple(suggestions), given=before, refused=refused, advised=advised, workload=workload)
+    return Advice(suggestions=tuple(suggestions), given=before, refused=problem, advised=advised, workload=workload)
 
 
 def _replace_settings(given: PlannedTraining, **settings: Any) -> PlannedTraining:
@@ -162,21 +162,21 @@ def _advise_super_sample_size(given: PlannedTraining, resources: Resources) -> t
     """Suggest a super-sample size if the present one is far from the right one."""
     manifest = given.manifest
     average, good = manifest.size_bytes / len(manifest), _suitable_super_sample_bytes(given, resources)
-    shown, is_small = format_bytes(average), average < good / _TOO_SMALL_FACTOR
+    average_text, is_small = format_bytes(average), average < good / _TOO_SMALL_FACTOR
     if (
         not is_small
         and average <= _TOO_LARGE_FACTOR * good
         and manifest.largest_bytes <= 2 * _max_slot_bytes(resources)
     ):
         reason = "requests spend most of their time on transfer, and enough super-samples fit into the memory"
-        return given, Suggestion("super-sample size", shown, shown, reason)
+        return given, Suggestion("super-sample size", average_text, average_text, reason)
     if is_small:
         reason = "fewer requests, which spend most of their time on transfer, and still enough objects to shuffle"
         command = f"stoker compact URL --super-sample-bytes {good}"
     else:
         reason = "smaller ones leave memory to fetch ahead, and shuffle better"
         command = f"stoker pack SOURCE URL --super-sample-bytes {good}"
-    suggestion = Suggestion("super-sample size", shown, format_bytes(good), reason, command)
+    suggestion = Suggestion("super-sample size", average_text, format_bytes(good), reason, command)
     return replace(given, manifest=_resize_super_samples(manifest, good)), suggestion
 
 
@@ -297,7 +297,7 @@ def _advise_cache(given: PlannedTraining, resources: Resources) -> tuple[Planned
     """Suggest a cache if it makes epochs noticeably shorter."""
     none = replace(given, cache=None)
     without = predict(none).later
-    said = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
+    current_text = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
     if resources.epochs < 2:
         reason = "in a single epoch nothing is read again"
     elif without.stall < _MIN_STALL:
@@ -305,22 +305,22 @@ def _advise_cache(given: PlannedTraining, resources: Resources) -> tuple[Planned
     else:
         for cache in _candidate_caches(given, resources):
             cached = replace(given, cache=cache)
-            found = predict(cached)
-            later = found.later
+            prediction = predict(cached)
+            later = prediction.later
             shortens = later.seconds < (1 - _MIN_STALL) * without.seconds
             halves = later.wait_seconds < without.wait_seconds / 2
             if halves if cache.is_per_rank else shortens:
                 place = "memory:" if cache.is_per_rank else f"disk:{resources.disk_folder}"
                 advised = f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}"
                 reason = (
-                    f"serves {found.hit_rate:.0%} of the reads of later epochs: stall {later.stall:.0%} instead of "
-                    f"{without.stall:.0%}, epochs take {later.seconds / without.seconds:.0%} of the time"
+                    f"serves {prediction.hit_rate:.0%} of the reads of later epochs: stall {later.stall:.0%} instead "
+                    f"of {without.stall:.0%}, epochs take {later.seconds / without.seconds:.0%} of the time"
                 )
                 command = f'Loader(cache="{place}?limit={_format_limit(cache.size_bytes)}")'
-                return cached, Suggestion("cache", said, advised, reason, command)
+                return cached, Suggestion("cache", current_text, advised, reason, command)
         has_disk = resources.disk_bytes > 0
         reason = "too small to help" if has_disk else "give the size of a disk with --disk to plan a cache on it"
-    return none, Suggestion("cache", said, "none", reason)
+    return none, Suggestion("cache", current_text, "none", reason)
 
 
 def _candidate_caches(given: PlannedTraining, resources: Resources) -> Iterator[PlannedCache]:
@@ -345,13 +345,13 @@ def _advise_warm_tier(given: PlannedTraining, resources: Resources) -> tuple[Pla
 
     The tier saves time, not money: its functions cost more than reads from a bucket of the same region.
     """
-    found, is_worth = predict(given), False
+    prediction, is_worth = predict(given), False
     late = resources.slowest_seconds > _LATE_FACTOR * max(1e-9, resources.median_seconds)
-    if found.later.stall < _MIN_STALL:
-        reason = f"without it training waits {found.later.stall:.1%} of the time"
-    elif found.bound.limit == "bandwidth":
+    if prediction.later.stall < _MIN_STALL:
+        reason = f"without it training waits {prediction.later.stall:.1%} of the time"
+    elif prediction.bound.limit == "bandwidth":
         reason = "the node's network is full, and reads from functions would use the same network"
-    elif found.bound.limit in ("requests", "request rate"):
+    elif prediction.bound.limit in ("requests", "request rate"):
         reason = "the number of requests is the limit; larger super-samples reduce it at no cost"
     elif given.cache is not None:
         reason = "the cache is nearer and costs nothing"

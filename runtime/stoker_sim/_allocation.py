@@ -456,8 +456,8 @@ class _Queue:
             self._free_gpus -= each.gpus
             self._must_divide = True
             job = each.job
-            kept = self._cached_bytes.get(job.dataset_key, 0.0)
-            self._running.append(_RunningJob(each, self._now_seconds, each.epochs, job.dataset_bytes, kept))
+            cached_bytes = self._cached_bytes.get(job.dataset_key, 0.0)
+            self._running.append(_RunningJob(each, self._now_seconds, each.epochs, job.dataset_bytes, cached_bytes))
 
     def _divide_cache(self) -> CacheByDataset:
         """Divide the cache; cached bytes above a data set's new part are lost at once."""

@@ -355,15 +355,15 @@ def read_durations(path: Path, event: str = "first_byte") -> RecordedLatency:
     Raises:
         ConfigError: the file cannot be read, or has no such durations.
     """
-    told = f"{path} has neither a list of seconds nor a trace with events {event!r}"
+    problem = f"{path} has neither a list of seconds nor a trace with events {event!r}"
     try:
         seconds = tuple(array("d", _parse_durations(path, event)))
     except (AttributeError, OverflowError, TypeError) as error:
-        raise ConfigError(f"{told}: {error}") from None
+        raise ConfigError(f"{problem}: {error}") from None
     try:
         return RecordedLatency(seconds)
     except ConfigError as error:
-        raise ConfigError(f"{told}: {error}") from None
+        raise ConfigError(f"{problem}: {error}") from None
 
 
 def _parse_durations(path: Path, event: str) -> Iterator[float]:
@@ -382,14 +382,14 @@ def _parse_durations(path: Path, event: str) -> Iterator[float]:
 _CONNECTION_QUANTILE, _TOTAL_QUANTILE = 0.9, 0.95
 
 
-def recorded_latency(told: Iterable[TraceEvent]) -> RecordedLatency:
+def recorded_latency(events: Iterable[TraceEvent]) -> RecordedLatency:
     """Return the distribution of the times to the first byte of a trace's requests.
 
     A request that was overtaken by its hedge counts with the time until it was cancelled, although it would have taken
     longer. So in a run with hedges the latest first bytes are underestimated.
 
     Args:
-        told: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
+        events: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
 
     Raises:
         ConfigError: the trace has no request with a first byte, or cannot be read.
@@ -399,10 +399,10 @@ def recorded_latency(told: Iterable[TraceEvent]) -> RecordedLatency:
         >>> sorted(latency.seconds)[len(latency.seconds) // 2]  # median, in seconds  # doctest: +SKIP
         0.021
     """
-    return _first_byte_latency(_answer_rows(told))
+    return _first_byte_latency(_answer_rows(events))
 
 
-def recorded_bucket(told: Iterable[TraceEvent]) -> BucketModel:
+def recorded_bucket(events: Iterable[TraceEvent]) -> BucketModel:
     """Return a model of the bucket of a trace: first bytes, the rate of a connection and of all together.
 
     The rate of a connection is the 90th percentile over transfers, since the fastest ones shared the link with the
@@ -410,7 +410,7 @@ def recorded_bucket(told: Iterable[TraceEvent]) -> BucketModel:
     its link, the real limit is higher. About 40 bytes a request are held in memory.
 
     Args:
-        told: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
+        events: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
 
     Raises:
         ConfigError: the trace has no transfers, or cannot be read.
@@ -420,7 +420,7 @@ def recorded_bucket(told: Iterable[TraceEvent]) -> BucketModel:
         >>> bucket.total_bytes_per_second  # doctest: +SKIP
         1240000000.0
     """
-    answers = _answer_rows(told)
+    answers = _answer_rows(events)
     whole = answers[answers["is_whole"] & (answers["transfer_seconds"] > 0)]
     if not len(whole):
         raise ConfigError("the trace has no complete transfer that took time: record a longer run to learn the rate")
@@ -431,10 +431,10 @@ def recorded_bucket(told: Iterable[TraceEvent]) -> BucketModel:
     )
 
 
-def _answer_rows(told: Iterable[TraceEvent]) -> NDArray[np.void]:
+def _answer_rows(events: Iterable[TraceEvent]) -> NDArray[np.void]:
     """Return the trace's answers as a structured array with the fields of ``Answer``."""
     fields = [*zip(TracedResponse._fields, ("f8", "f8", "f8", "i8", "?", "?"), strict=True)]
-    return np.fromiter((each.event for each in told if isinstance(each.event, TracedResponse)), fields)
+    return np.fromiter((each.event for each in events if isinstance(each.event, TracedResponse)), fields)
 
 
 def _first_byte_latency(answers: NDArray[np.void]) -> RecordedLatency:

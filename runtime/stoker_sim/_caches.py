@@ -149,7 +149,7 @@ class ReplicaAware(Lru[Key]):
     def victims(self, newcomer: Key) -> Iterator[Key]:
         """Yield all entries by rising value; of equal ones, the least recently used first. O(n) before the first."""
         last = max(1, len(self._order) - 1)
-        worth = [(place / last - (self._copies[key] - 1), place, key) for place, key in enumerate(self._order)]
+        worth = [(position / last - (self._copies[key] - 1), position, key) for position, key in enumerate(self._order)]
         heapq.heapify(worth)
         while worth:
             yield heapq.heappop(worth)[2]

@@ -120,11 +120,11 @@ def scale_down(workload: PlannedTraining) -> PlannedTraining:
     ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MAX_RANKS // workload.ranks_per_node))
     share = len(manifest) * ranks / feed.world_size
     step_fetches = feed.batch_size * len(manifest) / manifest.samples
-    least = _MIN_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
-    kept = max(min(_MAX_FETCHES, int(_MAX_STEPS * step_fetches)), least)
-    if kept >= share and ranks == feed.world_size:
+    minimum = _MIN_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
+    super_samples = max(min(_MAX_FETCHES, int(_MAX_STEPS * step_fetches)), minimum)
+    if super_samples >= share and ranks == feed.world_size:
         return replace(workload, feed=replace(feed, batch_size=_simulated_batch_size(feed.batch_size, manifest)))
-    small = _thin_out(manifest, max(1, min(kept, round(share))), manifest.samples * ranks / feed.world_size)
+    small = _thin_out(manifest, max(1, min(super_samples, round(share))), manifest.samples * ranks / feed.world_size)
     lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
     batch_size = _simulated_batch_size(feed.batch_size, small)
@@ -145,10 +145,10 @@ def scale_down_to_start(small: PlannedTraining, super_samples: int) -> PlannedTr
     """Return the part of an excerpt that a start reads: ``super_samples`` of them, or a few steps if that is more."""
     manifest, feed = small.manifest, small.feed
     step_fetches = feed.world_size * feed.batch_size * len(manifest) / manifest.samples
-    kept = max(super_samples, math.ceil(_START_STEPS * step_fetches))
-    if len(manifest) <= kept:
+    scaled = max(super_samples, math.ceil(_START_STEPS * step_fetches))
+    if len(manifest) <= scaled:
         return small
-    thinned = _thin_out(manifest, kept, float(manifest.samples))
+    thinned = _thin_out(manifest, scaled, float(manifest.samples))
     return replace(small, manifest=thinned, feed=replace(feed, drop_last=False))
 
 
@@ -286,8 +286,8 @@ class EpochForecast:
 
     def dollars(self, store: StorePrices, egress: Egress = "same_region") -> float:
         """Return the price of the requests and the bytes at a store, in dollars."""
-        moved = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
-        return self.requests * store.request_dollars(Operation.GET) + moved
+        transfer_dollars = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
+        return self.requests * store.request_dollars(Operation.GET) + transfer_dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -406,7 +406,7 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
         return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed), rng
 
     def node(rank: int) -> _SimulatedRank:
-        mine = replace(scenario, manifest=manifest, feed=replace(feed, rank=rank))
+        own_scenario = replace(scenario, manifest=manifest, feed=replace(feed, rank=rank))
         view, rng = machine(rank // scenario.ranks_per_node)
         sinks = sinks_of(rank)
 
@@ -414,12 +414,12 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
             caches: list[Tier] = [
                 each.create_tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
             ]
-            others = scenario.tiers(mine.feed, manifest) if scenario.tiers is not None else ()
+            others = scenario.tiers(own_scenario.feed, manifest) if scenario.tiers is not None else ()
             functions = [WarmTierView(warm, scenario.node_bytes_per_second)] if warm is not None else []
             return [*caches, *others, *functions]
 
         return _SimulatedRank(
-            scenario=mine,
+            scenario=own_scenario,
             bucket=view if scenario.store is None else scenario.store,
             tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
             memory=memory,
@@ -431,8 +431,10 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
     nodes = [node(rank) for rank in range(feed.world_size)]
     async with task_group() as group:
         running = [group.create_task(each.run()) for each in nodes]
-    found = [task.result() for task in running]
-    ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
+    results_by_node = [task.result() for task in running]
+    ordered = sorted(
+        (each for results in results_by_node for each in results), key=lambda each: (each.epoch, each.rank)
+    )
     seconds = asyncio.get_running_loop().time()
     return SimulationResult(
         epochs=tuple(ordered), seconds=seconds, warm=warm.counters(seconds) if warm is not None else None

@@ -139,7 +139,7 @@ class TomlSection:
         value = self._unread.pop(name, [])
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise self.invalid_value(name, value, f"an array of tables, [[{self._full_name(name)}]]")
-        return [TomlSection(one, self._file, f"{self._full_name(name)}[{place}]") for place, one in enumerate(value)]
+        return [TomlSection(one, self._file, f"{self._full_name(name)}[{index}]") for index, one in enumerate(value)]
 
     def create_config(self, kind: type[Config], **given: Any) -> Config:
         """Return a frozen dataclass with ``given`` and, for its other numbers and booleans, this section's fields.
@@ -176,15 +176,15 @@ class TomlSection:
                 f"the spelling"
             )
 
-    def invalid_value(self, name: str, value: object, wanted: str) -> ConfigError:
+    def invalid_value(self, name: str, value: object, expected: str) -> ConfigError:
         """Return the error for a field with an invalid value.
 
         Args:
             name: name of the field.
             value: its value.
-            wanted: description of the values that are valid.
+            expected: description of the values that are valid.
         """
-        return ConfigError(f"{self._file}: {self._full_name(name)} is {quote_value(value)}, not {wanted}")
+        return ConfigError(f"{self._file}: {self._full_name(name)} is {quote_value(value)}, not {expected}")
 
     def _parse_size(self, name: str, value: Any) -> int:
         try:
@@ -209,8 +209,8 @@ class TomlSection:
         return f"{self._path}.{name}" if self._path else name
 
 
-def _describe_range(least: float, most: float, endless: float) -> str:
-    return f"of at least {least:g}" if most == endless else f"from {least:g} to {most:,.15g}"
+def _describe_range(min_value: float, max_value: float, endless: float) -> str:
+    return f"of at least {min_value:g}" if max_value == endless else f"from {min_value:g} to {max_value:,.15g}"
 
 
 _MAX_SUPER_SAMPLES = 10_000_000
@@ -318,8 +318,8 @@ def _parse_bucket(section: TomlSection) -> BucketModel:
 
 def _parse_order(section: TomlSection, nodes: int) -> OrderConfig:
     shuffle = section.choice("shuffle", ("none", "block", "window", "full"), "window")
-    given = {"lanes": nodes} if "lanes" not in section else {}
-    return section.create_config(OrderConfig, shuffle=shuffle, **given)
+    defaults = {"lanes": nodes} if "lanes" not in section else {}
+    return section.create_config(OrderConfig, shuffle=shuffle, **defaults)
 
 
 def _parse_pipeline(section: TomlSection, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:

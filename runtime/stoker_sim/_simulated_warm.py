@@ -65,8 +65,10 @@ class WarmTierModel(BoundedConfig):
         def life(node: int) -> NodeLife:
             rng = random.Random(f"{seed} {node}")  # noqa: S311 - a model's
             mean_seconds, offset = self.mean_life_seconds, (node + 1) / config.nodes
-            taken = draw_reclaims(mean_seconds, seconds, rng) if mean_seconds is not None else ()
-            return simulate_life(config.keep_warm_seconds, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
+            reclaims = draw_reclaims(mean_seconds, seconds, rng) if mean_seconds is not None else ()
+            return simulate_life(
+                config.keep_warm_seconds, reclaims, seconds, offset=offset, uses_per_second=0.0, rng=rng
+            )
 
         return [life(node) for node in range(config.nodes)]
 

@@ -115,8 +115,8 @@ def loss_by_hour(
     if not reads or abs(reads * read_seconds - HOUR_SECONDS) > 1e-6:
         raise ConfigError(f"an hour must be a multiple of read_seconds, not of {read_seconds}")
     parts = loss_by_read(code, loss_seconds, hours * reads, read_seconds)
-    kept: NDArray[np.float64] = (1.0 - parts).reshape(hours, reads).prod(axis=1)
-    return 1.0 - kept
+    survival: NDArray[np.float64] = (1.0 - parts).reshape(hours, reads).prod(axis=1)
+    return 1.0 - survival
 
 
 def memory_losses(loss_seconds: Sequence[Iterable[float]], periods: int, period_seconds: float) -> NDArray[np.bool_]:
@@ -233,8 +233,8 @@ class FleetCost:
     @property
     def upkeep_dollars(self) -> float:
         """Total cost without reads."""
-        kept = self.warm_dollars + self.backup_dollars + self.inventory_dollars
-        return kept + self.rebuild_dollars + self.bucket_dollars
+        dollars = self.warm_dollars + self.backup_dollars + self.inventory_dollars
+        return dollars + self.rebuild_dollars + self.bucket_dollars
 
 
 class ShardCalls(NamedTuple):

@@ -51,9 +51,9 @@ class WarmSecret(_shared.EnvironmentSecret):
     owner = "the warm tier"
     remedy = "`stoker warm secret` creates one; set it as STOKER_WARM_SECRET for the proxy and its nodes"
 
-    def mac(self, *said: str | int | Head) -> str:
+    def mac(self, *parts: str | int | Head) -> str:
         """Return the HMAC-SHA256 of some values, in hexadecimal digits."""
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
 
 
@@ -95,14 +95,14 @@ class ProxyHandshake:
         mac, node = _parse_field(proof, "mac", _HEX), _parse_field(proof, "node", _NAME)
         _parse_field(proof, "nonce", _HEX)
         del proof["mac"]
-        said = (PROTOCOL_VERSION, self._fingerprint, self._nonce, proof)
-        if not hmac.compare_digest(mac, self._secret.mac(_PROOF_LABEL, *said)):
+        parts = (PROTOCOL_VERSION, self._fingerprint, self._nonce, proof)
+        if not hmac.compare_digest(mac, self._secret.mac(_PROOF_LABEL, *parts)):
             raise CredentialsError(
                 f"a peer named {node} does not know the warm tier's secret, or has received another certificate; "
                 f"{_SECRET_REMEDY}"
             )
         self.peer = {name: value for name, value in proof.items() if name != "nonce"}
-        return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, *said)}
+        return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, *parts)}
 
 
 class NodeHandshake:

@@ -161,8 +161,10 @@ class WarmBill:
     def bucket_dollars(self) -> float:
         """Cost of reading the same objects from the bucket, with one GET each, in dollars."""
         store = self.prices.store
-        moved = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=self.prices.egress)
-        return self.reads * store.request_dollars(Operation.GET) + moved
+        transfer_dollars = store.transfer_dollars(
+            read_bytes=self.read_bytes, written_bytes=0, egress=self.prices.egress
+        )
+        return self.reads * store.request_dollars(Operation.GET) + transfer_dollars
 
     def break_even_reads_per_hour(self, elapsed_seconds: float) -> float | None:
         """Return the number of reads per hour, of objects of the mean size, above which the tier costs less than GETs.

@@ -130,13 +130,13 @@ class WarmDeployment(BoundedConfig):
         if not isinstance(url, str):
             raise ConfigError(f"a warm tier is given as a URL, not as {url!r:.60}; {_EXAMPLE}")
         scheme, _, rest = url.partition("://")
-        place, _, query = rest.partition("?")
+        prefix, _, query = rest.partition("?")
         if "@" in rest:
             # The text before the @ may be a secret, so the message does not repeat the URL.
             raise ConfigError("a warm tier's URL contains a user or password; set the secret as STOKER_WARM_SECRET")
         if scheme not in _EXECUTORS:
             raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is not a kind of warm tier; {_EXAMPLE}")
-        return _create_deployment(scheme, place.removesuffix("/"), _parse_query(query))
+        return _create_deployment(scheme, prefix.removesuffix("/"), _parse_query(query))
 
 
 def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) -> WarmDeployment:
@@ -167,25 +167,25 @@ def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) ->
 
 def _parse_query(query: str) -> dict[str, str]:
     """Parse a query string. A plus is not decoded, as in ``code=10+2``; errors do not repeat values."""
-    known, given = (
+    known, settings = (
         {*_CONFIG_SETTINGS, *EXECUTOR_SETTINGS, "certificate", "key", *_DEPLOYMENT_SETTINGS},
         dict[str, str](),
     )
-    for each in query.split("&") if query else ():
-        name, _, value = each.partition("=")
+    for pair in query.split("&") if query else ():
+        name, _, value = pair.partition("=")
         if name not in known and name not in _REMOVED_SETTINGS:
             raise ConfigError(
                 f"{name[:_SHOWN_CHARACTERS]!r} is not a setting of this tier; there are {', '.join(sorted(known))}"
             )
-        if name in given:
+        if name in settings:
             raise ConfigError(f"{name} is given twice in the URL of a warm tier; remove one")
-        given[name] = unquote(value, errors="strict") if value.isascii() else ""
-        if not given[name] or not given[name].isprintable():
+        settings[name] = unquote(value, errors="strict") if value.isascii() else ""
+        if not settings[name] or not settings[name].isprintable():
             raise ConfigError(f"{name} has no value, or an unprintable one, in the URL of a warm tier")
         if name in _REMOVED_SETTINGS:
             text = f"{name}= of a warm tier has no effect: {_REMOVED_SETTINGS[name]}; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=caller_stacklevel())
-    return given
+    return settings
 
 
 _Parsers = Mapping[str, tuple[str, Callable[[str], Any]]]

@@ -248,8 +248,8 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail pending requests."""
-        why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
-        self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_graceful=False)
+        reason = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
+        self._end(ConnectionLostError(f"the connection to {self._address} {reason}"), is_graceful=False)
         _cancel(self._deadline_timer)
         _cancel(self._stall_timer)
         self._has_ended.set()

@@ -176,12 +176,12 @@ class ShardDirectory:
         if at is not None and self._cells[at] != node:
             self._clear_cell(at)
 
-    def clear_node(self, node: int, *, kept: Set[ShardId] = frozenset()) -> None:
-        """Record that a node has lost its shards except ``kept``. Reservations and tombstones stay: it may return."""
+    def clear_node(self, node: int, *, kept_shards: Set[ShardId] = frozenset()) -> None:
+        """Record that a node lost its shards except ``kept_shards``. Reservations and tombstones stay."""
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
         for at in places.tolist():
             row, position = divmod(at, self._shards_per_object)
-            if not (kept and self._create_shard_id(self._row_name(row), position) in kept):
+            if not (kept_shards and self._create_shard_id(self._row_name(row), position) in kept_shards):
                 self._clear_cell(at)
 
     def reconcile(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
@@ -192,7 +192,7 @@ class ShardDirectory:
         """
         tombstones = self._tombstones.pop(node, set())
         believed = [shard for shard in shards if shard not in tombstones]
-        self.clear_node(node, kept=frozenset(believed))
+        self.clear_node(node, kept_shards=frozenset(believed))
         self._tombstones[node] = tombstones.intersection(shards)
         for shard in believed:
             if not (is_trusted and self._add_reported(node, shard)):

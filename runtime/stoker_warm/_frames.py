@@ -190,16 +190,16 @@ class FrameReader:
 
     def _begin_frame(self) -> Frame | None:
         """Begin the next frame if its header and head were received; its body may follow later."""
-        there = self._buffer[self._start : self._end]
-        if len(there) < HEADER_BYTES:
+        received = self._buffer[self._start : self._end]
+        if len(received) < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return None
-        kind, head_bytes, body_bytes = _parse_header(there, self.max_head_bytes)
+        kind, head_bytes, body_bytes = _parse_header(received, self.max_head_bytes)
         whole = HEADER_BYTES + head_bytes
-        if len(there) < whole:
+        if len(received) < whole:
             self._make_room(whole)
             return None
-        head = _parse_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
+        head = _parse_head(bytes(received[HEADER_BYTES:whole])) if head_bytes else {}
         self._start += whole
         self._body, self._remaining_bytes = self._select_buffer(kind, body_bytes), body_bytes
         self._frame = Frame(kind, head, body_bytes)
@@ -208,11 +208,11 @@ class FrameReader:
 
     def _copy_buffered_body(self) -> None:
         """Copy the body bytes that were received with the head."""
-        there = self._buffer[self._start : self._end][: self._remaining_bytes]
+        received = self._buffer[self._start : self._end][: self._remaining_bytes]
         if self._body is not None:
-            self._body[: len(there)] = there
-        self._remaining_bytes -= len(there)
-        self._start += len(there)
+            self._body[: len(received)] = received
+        self._remaining_bytes -= len(received)
+        self._start += len(received)
         if self._start == self._end:  # start at the beginning again, and release the memory of a large head
             self._buffer, self._start, self._end = self._header_buffer, 0, 0
 
@@ -220,11 +220,11 @@ class FrameReader:
         """Move the unparsed bytes to the beginning of memory with room for ``needed_bytes``."""
         if not self._start and needed_bytes <= len(self._buffer):
             return
-        there = bytes(self._buffer[self._start : self._end])
+        received = bytes(self._buffer[self._start : self._end])
         if needed_bytes > len(self._buffer):
             self._buffer = memoryview(bytearray(needed_bytes))
-        self._buffer[: len(there)] = there
-        self._start, self._end = 0, len(there)
+        self._buffer[: len(received)] = received
+        self._start, self._end = 0, len(received)
 
 
 def _parse_header(data: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
@@ -243,12 +243,14 @@ def _parse_header(data: memoryview, max_head_bytes: int) -> tuple[Kind, int, int
 
 
 def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int, max_head_bytes: int) -> None:
-    for what, size_bytes, most in (
+    for name, size_bytes, max_bytes in (
         ("head", head_bytes, max_head_bytes),
         ("body", body_bytes, _BODY_LIMITS.get(kind, 0)),
     ):
-        if size_bytes > most:
-            raise WireError(f"the {what} of a {kind.name} frame has {size_bytes} bytes; at most {most} are allowed")
+        if size_bytes > max_bytes:
+            raise WireError(
+                f"the {name} of a {kind.name} frame has {size_bytes} bytes; at most {max_bytes} are allowed"
+            )
 
 
 def _parse_head(data: bytes) -> Head:

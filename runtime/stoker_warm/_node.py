@@ -156,8 +156,8 @@ class NodeServer:
             case Kind.INDEX:
                 after = ShardId.parse(head["after"]) if head.get("after") else None
                 page = self._store.list_ids(after, MAX_SHARDS_PER_FRAME)
-                listed = {"shards": [each.to_text() for each in page], "more": int(len(page) == MAX_SHARDS_PER_FRAME)}
-                return Kind.LISTED, listed, ()
+                listing = {"shards": [each.to_text() for each in page], "more": int(len(page) == MAX_SHARDS_PER_FRAME)}
+                return Kind.LISTED, listing, ()
             case Kind.STOP:
                 self._must_stop.set()
                 return Kind.BYE, self.report.to_json(), ()

@@ -316,8 +316,8 @@ class NodeClient:
                 raise ConnectionLostError(f"{self.name} was not awake in time") from None
             finally:
                 self._waiting_requests -= 1
-            if why := "is not needed any more" if waking.cancelled() else waking.result():
-                raise ConnectionLostError(f"{self.name} {why}")
+            if reason := "is not needed any more" if waking.cancelled() else waking.result():
+                raise ConnectionLostError(f"{self.name} {reason}")
             is_ready = self.state_machine.state is NodeState.AWAKE
         return self._connection, str(self.state_machine.instance)
 

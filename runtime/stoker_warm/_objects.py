@@ -113,19 +113,19 @@ class ShardedObjects:
             Positions of the valid shards, and of the lost ones.
         """
         code = self._config.code
-        asked: dict[asyncio.Task[GetOutcome], ShardId] = {}
+        requests: dict[asyncio.Task[GetOutcome], ShardId] = {}
         right = {at for at, view in enumerate(targets) if not len(view)}
         lost = [at for at, node in enumerate(nodes) if node < 0]
         async with task_group() as group:
             for at, node in enumerate(nodes):
                 if node >= 0 and at not in right:
                     shard = ShardId(name, code.data, code.parity, at)
-                    asked[group.create_task(self._nodes[node].get(shard, targets[at]))] = shard
-            waiting = set(asked)
+                    requests[group.create_task(self._nodes[node].get(shard, targets[at]))] = shard
+            waiting = set(requests)
             while len(right) < code.data <= len(right) + len(waiting):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    shard, got = asked[each], each.result()
+                    shard, got = requests[each], each.result()
                     if got is GetOutcome.VALID:
                         right.add(shard.position)
                     elif got is not GetOutcome.UNAVAILABLE:
@@ -245,8 +245,8 @@ class ShardedObjects:
         unknown = [
             each for each in self._nodes if not each.limit_bytes and each.state_machine.state is not NodeState.GONE
         ]
-        for name, why in (await for_each_node(unknown, NodeClient.ping)).items():
-            _log.debug("the limit of %s is unknown: %s", name, why)
+        for name, reason in (await for_each_node(unknown, NodeClient.ping)).items():
+            _log.debug("the limit of %s is unknown: %s", name, reason)
 
 
 async def for_each_node(nodes: Sequence[NodeClient], action: Callable[[NodeClient], Awaitable[None]]) -> dict[str, str]:
@@ -261,4 +261,4 @@ async def for_each_node(nodes: Sequence[NodeClient], action: Callable[[NodeClien
 
     async with task_group() as group:
         tasks = {node.name: group.create_task(problem_of(node)) for node in nodes}
-    return {name: why for name, task in tasks.items() if (why := task.result())}
+    return {name: reason for name, task in tasks.items() if (reason := task.result())}

@@ -146,9 +146,9 @@ class ProxyConnection(PeerConnection):
         if request.result.done():  # it was cancelled
             return
         if frame.kind is Kind.FAILED:
-            said = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
-            why = "".join(each if each.isprintable() else "?" for each in said)  # it may be shown on a terminal
-            request.result.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
+            text = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
+            reason = "".join(each if each.isprintable() else "?" for each in text)  # it may be shown on a terminal
+            request.result.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {reason}"))
         else:
             request.result.set_result(frame)
 

@@ -242,4 +242,6 @@ async def _run_logged(work: Coroutine[Any, Any, object]) -> None:
 
 def _format_problems(problems: Mapping[str, str]) -> list[str]:
     """Format the first few problems of nodes, each shortened."""
-    return [f"{name}: {why}"[:_MAX_PROBLEM_CHARACTERS] for name, why in list(problems.items())[:_MAX_SHOWN_PROBLEMS]]
+    return [
+        f"{name}: {reason}"[:_MAX_PROBLEM_CHARACTERS] for name, reason in list(problems.items())[:_MAX_SHOWN_PROBLEMS]
+    ]

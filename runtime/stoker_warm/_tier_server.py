@@ -133,29 +133,29 @@ class WarmStorage:
 
     def _start_read(self, name: str) -> _SharedRead:
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[memoryview | None] = loop.create_future()
-        return _SharedRead(found, loop.create_task(self._read_and_hold(name, found)))
+        shard: asyncio.Future[memoryview | None] = loop.create_future()
+        return _SharedRead(shard, loop.create_task(self._read_and_hold(name, shard)))
 
-    async def _read_and_hold(self, name: str, found: asyncio.Future[memoryview | None]) -> None:
+    async def _read_and_hold(self, name: str, shard: asyncio.Future[memoryview | None]) -> None:
         async with self._budget.reserve(size_of(name)):
             try:
                 data = await create_buffer(size_of(name))
-                found.set_result(data if await self._proxy.objects.read(name, data) else None)
+                shard.set_result(data if await self._proxy.objects.read(name, data) else None)
             except Exception as error:  # noqa: BLE001 - raised in the requests that wait for it
-                found.set_exception(error)
+                shard.set_exception(error)
             await asyncio.get_running_loop().create_future()
 
     def statistics(self) -> StorageStatistics:
         """Return a snapshot."""
-        found = self._proxy.statistics()
+        statistics = self._proxy.statistics()
         return StorageStatistics(
-            hits=found.hits,
-            added=found.stored,
-            declined=found.declined,
-            evicted=found.evicted,
-            objects=found.objects,
-            used_bytes=found.held_bytes,
-            limit_bytes=found.limit_bytes,
+            hits=statistics.hits,
+            added=statistics.stored,
+            declined=statistics.declined,
+            evicted=statistics.evicted,
+            objects=statistics.objects,
+            used_bytes=statistics.held_bytes,
+            limit_bytes=statistics.limit_bytes,
         )
 
     def close(self) -> None:
@@ -202,10 +202,10 @@ class WarmServer(TierServer):
 
     def _metric_lines(self) -> Iterator[str]:
         yield from super()._metric_lines()
-        found = self._proxy.statistics()
-        for each in fields(found):
+        statistics = self._proxy.statistics()
+        for each in fields(statistics):
             if each.name != "nodes":
-                yield f"{METRIC_PREFIX}warm_{each.name} {getattr(found, each.name)}"
-        for state, count in found.nodes.items():
+                yield f"{METRIC_PREFIX}warm_{each.name} {getattr(statistics, each.name)}"
+        for state, count in statistics.nodes.items():
             yield f'{METRIC_PREFIX}warm_nodes{{state="{state}"}} {count}'
         yield f"{METRIC_PREFIX}warm_dollars {self._proxy.bill.dollars()}"

@@ -97,7 +97,7 @@ def deployed_size(function: str) -> tuple[int, float]:
 
 def _response_error(function: str, url: str, reply: HttpResponse) -> StokerError:
     """Return the function's error, if the response has its type, else the platform's."""
-    said = reply.document
-    if isinstance(said.get("errorType"), str):
-        return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))
+    document = reply.document
+    if isinstance(document.get("errorType"), str):
+        return error_of_function(function, document["errorType"], str(document.get("errorMessage", "")))
     return platform_error(url, reply, text=reply.body.decode("utf-8", "replace"))

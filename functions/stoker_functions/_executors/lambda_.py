@@ -79,8 +79,8 @@ class LambdaExecutor(HttpExecutor):
 
     def _answer(self, function: str, call: HttpRequest, reply: HttpResponse, seconds: float) -> Answer:
         if reply.is_error:
-            code, said = reply.headers.get("x-amzn-ErrorType", ""), reply.document
-            text = str(said.get("Message") or said.get("message") or "")
+            code, document = reply.headers.get("x-amzn-ErrorType", ""), reply.document
+            text = str(document.get("Message") or document.get("message") or "")
             raise platform_error(call.address, reply, code=code.partition(":")[0], text=text)
         name = self._name(function)
         result = parse_result(name, mask_secrets(reply.body, call.headers))
@@ -90,9 +90,9 @@ class LambdaExecutor(HttpExecutor):
         return add_bill(answer, reply.headers.get("X-Amz-Log-Result", ""))
 
 
-def _function_error(name: str, said: Mapping[str, Any]) -> StokerError:
+def _function_error(name: str, document: Mapping[str, Any]) -> StokerError:
     """Return the error of a function, or the error of the platform that ended it."""
-    error_type, message = str(said.get("errorType") or ""), str(said.get("errorMessage") or "no message")
+    error_type, message = str(document.get("errorType") or ""), str(document.get("errorMessage") or "no message")
     if error_type == _TIMED_OUT or (not error_type and "Task timed out after" in message):
         return DeadlineError(f"{name} ran out of time ({message}); it is called again")
     if error_type in _LOST_ERRORS:

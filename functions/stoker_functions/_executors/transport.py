@@ -159,12 +159,12 @@ def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
 
 def _create_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    new_socket = socket.socket(family, kind, protocol)
+    new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            new_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return new_socket
 
 
 def platform_error(address: str, reply: HttpResponse, *, code: str = "", text: str) -> StoreError:

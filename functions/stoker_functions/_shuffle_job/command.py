@@ -144,13 +144,13 @@ class _EpochMaker:
         results: list[Mapping[str, Any]] = []
         for tasks in phases:
             results = await self._run_tasks(tasks, layout)
-        place = f"{self._store.url}/{layout.folder.rstrip('/')}"
+        url = f"{self._store.url}/{layout.folder.rstrip('/')}"
         deleted = [epoch for result in results for epoch in result.get("deleted_epochs", ())]
-        found = {"epoch": layout.epoch, "url": place, "is_new": not is_there, "deleted_epochs": deleted}
-        self._epochs.append(found)
+        outcome = {"epoch": layout.epoch, "url": url, "is_new": not is_there, "deleted_epochs": deleted}
+        self._epochs.append(outcome)
         if args.json:
             return
-        say(args, f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
+        say(args, f"epoch {layout.epoch} is at {url}{' (it was there already)' if is_there else ''}")
         if deleted:
             names = ", ".join(map(str, deleted))
             say(args, f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {names} (--keep {args.keep})")
@@ -218,11 +218,11 @@ def _format_plans(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifes
         for plan in plans
     ]
     a_day = store.storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
-    what = (
+    summary = (
         f"{format_count(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in "
         f"{format_count(args.lanes, 'lane')}"
     )
-    return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
+    return f"an epoch of {summary}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
 
 
 class InProcess(Executor):

@@ -137,19 +137,19 @@ async def commit_epoch(
 
 async def _build_manifest(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) -> Manifest:
     """Return the manifest of the super-samples of all slices."""
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
 
     async def read(run: str) -> None:
         record = await PartRecord.open(folder, run, layout.dataset)
         if record.written is not None:
-            found[run] = record.written
+            manifests[run] = record.written
 
     await for_each(runs, read, concurrency=_CONCURRENCY)
-    parts = [found[run].rows for run in runs if run in found]
+    parts = [manifests[run].rows for run in runs if run in manifests]
     written = sum(int(rows.samples.sum(dtype="i8")) for rows in parts)
-    if written != layout.samples or len(found) < len(runs):
+    if written != layout.samples or len(manifests) < len(runs):
         raise PackError(
-            f"{written} of {layout.samples} samples of epoch {layout.epoch} are written, in {len(found)} of "
+            f"{written} of {layout.samples} samples of epoch {layout.epoch} are written, in {len(manifests)} of "
             f"{len(runs)} slices; shuffle the rest before the epoch is committed"
         )
     return Manifest(
@@ -157,7 +157,7 @@ async def _build_manifest(folder: FolderStore, layout: EpochLayout, runs: Sequen
         version=EPOCH_VERSION,
         schema=layout.manifest.schema,
         rows=parts[0].concatenate(*parts[1:]),
-        runs=tuple(part for run in runs for part in found[run].runs),
+        runs=tuple(part for run in runs for part in manifests[run].runs),
     )
 
 
@@ -198,8 +198,8 @@ async def delete_epochs(
 async def _list_keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:
     """Return the keys that begin with ``prefix`` and come before ``end``."""
     keys: list[str] = []
-    async with aclosing(store.list(prefix)) as found:
-        async for info in found:
+    async with aclosing(store.list(prefix)) as infos:
+        async for info in infos:
             if info.key >= end:
                 break
             keys.append(info.key)

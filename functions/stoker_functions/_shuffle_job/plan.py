@@ -205,13 +205,13 @@ class _Planner:
         self._memory = TaskMemory.plan(
             config.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
         )
-        held = sample_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
-        self._min_parts = math.ceil(held / self._memory.values_bytes)
+        held_bytes = sample_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
+        self._min_parts = math.ceil(held_bytes / self._memory.values_bytes)
 
     def plan(self, way: Way) -> EpochPlan:
         config = self._config
-        least = config.slices if way == "ranged" else max(config.slices, self._min_parts)
-        slices = even_slice_count(min(least, config.max_slices), config.lanes)
+        min_slices = config.slices if way == "ranged" else max(config.slices, self._min_parts)
+        slices = even_slice_count(min(min_slices, config.max_slices), config.lanes)
         while True:
             plan = self._plan_with_slices(way, slices)
             more = even_slice_count(2 * slices, config.lanes)
@@ -266,22 +266,24 @@ class _Planner:
         manifest = self._manifest
         limits = ReadLimits(slot_bytes=self._memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
         sharding = RankSharding(samples=manifest.samples, batch_size=1, world_size=slices)
-        found = forecast_groups(manifest, manifest.schema, limits, sharding)
-        return found.requests, found.size_bytes
+        forecast = forecast_groups(manifest, manifest.schema, limits, sharding)
+        return forecast.requests, forecast.size_bytes
 
     def _sum_plan(self, way: Way, parts: tuple[int, int], kinds: Sequence[_TaskKind], problem: str) -> EpochPlan:
         config, store = self._config, self._config.store
         total = {name: math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds)) for name in _TOTALS}
         gets, puts, read_bytes, written_bytes = total.values()
         requests = gets * store.request_dollars(Operation.GET) + puts * store.request_dollars(Operation.PUT)
-        moved = store.transfer_dollars(read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region")
+        transfer_dollars = store.transfer_dollars(
+            read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region"
+        )
         return EpochPlan(
             way=way,
             slices=parts[0],
             scatters=parts[1],
             object_bytes=self._object_bytes,
             **total,
-            store_dollars=requests + moved,
+            store_dollars=requests + transfer_dollars,
             function_dollars=sum(kind.count * config.task_dollars(kind.seconds) for kind in kinds),
             task_seconds=max(kind.seconds for kind in kinds),
             seconds=sum(math.ceil(kind.count / config.concurrency) * kind.seconds for kind in kinds),

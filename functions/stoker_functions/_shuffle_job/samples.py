@@ -182,10 +182,10 @@ async def read_whole(source: SampleSource, wanted: SampleGroup) -> StoredSamples
     manifest, values_bytes = source.manifest, source.memory.values_bytes
     samples = StoredSamples.empty(len(wanted), len(manifest.schema))
     room_bytes = values_bytes - sample_bytes(len(manifest.schema), len(wanted), 0)
-    held = done = 0
+    held_bytes = done = 0
 
     async def read(share: tuple[int, NDArray[np.int64]]) -> None:
-        nonlocal held, done
+        nonlocal held_bytes, done
         row, places = share
         if loop.time() >= source.stop_at_seconds:
             raise DeadlineError(
@@ -195,13 +195,12 @@ async def read_whole(source: SampleSource, wanted: SampleGroup) -> StoredSamples
         ref = manifest.ref(row)
         data = memoryview(bytearray(ref.size_bytes))
         await source.fetcher.fetch_whole(ref, data)
-        held += _copy_rows(samples, open_head(manifest, row, data), data, wanted.rows[places], places)
+        held_bytes += _copy_rows(samples, open_head(manifest, row, data), data, wanted.rows[places], places)
         done += 1
-        if held > room_bytes:
+        if held_bytes > room_bytes:
             raise BudgetError(
-                f"{len(wanted)} samples do not fit in {format_bytes(values_bytes)} of memory: cut the epoch "
-                f"into about {len(shares) / done * held / max(room_bytes, 1):.1f} times as many parts, or give more "
-                "memory"
+                f"{len(wanted)} samples do not fit in {format_bytes(values_bytes)} of memory: cut the epoch into about "
+                f"{len(shares) / done * held_bytes / max(room_bytes, 1):.1f} times as many parts, or give more memory"
             )
 
     shares = list(group_by_super_sample(wanted.super_samples))
@@ -217,8 +216,8 @@ def _copy_rows(
     starts, ends = (np.stack(part, axis=1) for part in zip(*extents, strict=True))
     samples.sizes[places] = ends - starts
     samples.checksums[places] = head.checksums[rows]
-    for place, first, last in zip(places.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        samples.values[place] = b"".join([data[start:end] for start, end in zip(first, last, strict=True)])
+    for position, first, last in zip(places.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        samples.values[position] = b"".join([data[start:end] for start, end in zip(first, last, strict=True)])
     return int((ends - starts).sum())
 
 
@@ -393,10 +392,10 @@ class PartWriter:
     async def _upload(
         self, key: str, run: str, data: bytes, packed: SuperSampleRecord
     ) -> tuple[str, SuperSampleRecord]:
-        stored = await put_super_sample(self._store, key, data, packed)
-        if stored is None:
+        info = await put_super_sample(self._store, key, data, packed)
+        if info is None:
             raise PackError(f"{self._store.url}/{key} has other contents; delete it, and shuffle again")
-        return run, stored
+        return run, info
 
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):
@@ -410,7 +409,7 @@ _SampleRow: TypeAlias = tuple[list[bytes], bytes]
 async def _iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[_SampleRow, None]:
     """Yield samples one by one, and release each."""
     async for samples in blocks:
-        for place, value in enumerate(samples.values):
-            ends = accumulate(samples.sizes[place].tolist(), initial=0)
-            samples.values[place] = b""
-            yield [value[start:end] for start, end in pairwise(ends)], samples.checksums[place].tobytes()
+        for position, value in enumerate(samples.values):
+            ends = accumulate(samples.sizes[position].tolist(), initial=0)
+            samples.values[position] = b""
+            yield [value[start:end] for start, end in pairwise(ends)], samples.checksums[position].tobytes()

@@ -284,12 +284,12 @@ class _TaskRun:
         super_samples, _ = self.layout.order.locate(self.layout.samples_of(np.arange(start, stop)))
         scatters = np.searchsorted(self._scatter_rows(), super_samples, "right") - 1
         counts = np.bincount(scatters, minlength=self.task.scatters).tolist()
-        found: dict[int, list[Any]] = {}
+        arrays: dict[int, list[Any]] = {}
 
         async def read(scatter: int) -> None:
             record = await PartRecord.open(self._scattered_folder, self._scatter_run(scatter), self.layout.dataset)
-            found[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
-            if sum(packed.samples for packed in found[scatter]) != counts[scatter]:
+            arrays[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
+            if sum(packed.samples for packed in arrays[scatter]) != counts[scatter]:
                 raise PackError(
                     f"scatter {scatter} of {self.task.scatters} has not written all samples of slice {self.task.part} "
                     "yet; complete the scatters first"
@@ -301,8 +301,8 @@ class _TaskRun:
             dataset=self.layout.dataset,
             version=1,
             schema=self.layout.manifest.schema,
-            rows=ManifestRows.of([packed for scatter in present for packed in found[scatter]]),
-            runs=tuple(PackRun(self._cell_run(each, self.task.part), 0, len(found[each])) for each in present),
+            rows=ManifestRows.of([packed for scatter in present for packed in arrays[scatter]]),
+            runs=tuple(PackRun(self._cell_run(each, self.task.part), 0, len(arrays[each])) for each in present),
         )
         numbers = np.empty(len(scatters), np.int64)
         numbers[np.argsort(scatters, kind="stable")] = np.arange(len(scatters))

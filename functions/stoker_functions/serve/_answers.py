@@ -129,10 +129,10 @@ class ServedDataset:
             if (known := self._cached_manifest(version, tag)) is not None:
                 return known
             async with self.raise_not_found():
-                found = self._cache_manifest(await read_manifest(self.store, version))
+                served = self._cache_manifest(await read_manifest(self.store, version))
             if version is None:
-                self._newest = tag, found.version
-            return found
+                self._newest = tag, served.version
+            return served
 
     @asynccontextmanager
     async def raise_not_found(self) -> AsyncIterator[None]:
@@ -161,15 +161,15 @@ class ServedDataset:
         """Return a version that is kept; for None, the newest one if the pointer still has this tag."""
         if version is None:
             version = self._newest[1] if tag and tag == self._newest[0] else 0
-        found = self._manifests.get(version)
-        if found is not None:
+        cached = self._manifests.get(version)
+        if cached is not None:
             self._manifests.move_to_end(version)
-        return found
+        return cached
 
     def _cache_manifest(self, manifest: Manifest) -> Manifest:
         self._manifests[manifest.version] = manifest
         self._manifests.move_to_end(manifest.version)
-        held_bytes = sum(kept.file_bytes for kept in self._manifests.values())
+        held_bytes = sum(cached.file_bytes for cached in self._manifests.values())
         while held_bytes > self._manifest_bytes and len(self._manifests) > 1:
             _, oldest = self._manifests.popitem(last=False)
             held_bytes -= oldest.file_bytes
@@ -210,21 +210,21 @@ class ServedDataset:
         headers["Content-Type"] = "application/octet-stream"
         if request.method == "HEAD":
             return Response(status=200, headers={**headers, "Content-Length": str(info.size_bytes)})
-        asked = parse_range(request.headers, info.size_bytes, etag)
-        start, end = asked or (0, info.size_bytes)
+        byte_range = parse_range(request.headers, info.size_bytes, etag)
+        start, end = byte_range or (0, info.size_bytes)
         if end - start > self._config.answer_bytes:
             current = info if pinned is None else await self.store.head(info.key)
             return await self._redirect(current, end - start)
         body = bytearray(end - start)
         if body:
             await self.store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)
-        if asked is not None:
+        if byte_range is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size_bytes}"
         elif pinned is not None and crc32c(body) != pinned.crc32c:
             raise ChecksumError(
                 f"{self.store.url}/{info.key} is damaged: its CRC-32C differs from the manifest's; run 'stoker verify'"
             )
-        return Response(status=200 if asked is None else 206, headers=headers, body=body)
+        return Response(status=200 if byte_range is None else 206, headers=headers, body=body)
 
     async def _redirect(self, info: ObjectInfo, wanted_bytes: int) -> Response:
         """Return a redirect to a signed URL, which lets the client read this object for a short time."""
@@ -336,14 +336,14 @@ class ServedDatasets:
 def batch_id(manifest: Manifest, ask: DatasetRequest) -> str:
     """Return the identity of a batch: 32 hexadecimal digits, equal for equal bytes."""
     order = ask.order
-    said = (
+    content = (
         FORMAT,
         manifest.dataset,
         manifest.version,
         (order.seed, order.shuffle, order.window, order.lanes),
         (ask.epoch, ask.number, ask.size),
     )
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 async def read_batch(manifest: Manifest, reader: SampleReader, ask: DatasetRequest, limit_bytes: int) -> bytes:

@@ -266,23 +266,23 @@ def parse_request(request: Request) -> DatasetRequest:
         raise Refusal(
             404, "not-found", "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
         )
-    what = match[2]
-    given = _parse_parameters(request.query, (*_NUMBERS, "shuffle") if what == "batches" else ("version",))
-    if what == "batches" and "size" not in given:
+    resource = match[2]
+    parameters = _parse_parameters(request.query, (*_NUMBERS, "shuffle") if resource == "batches" else ("version",))
+    if resource == "batches" and "size" not in parameters:
         raise Refusal(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
-    order = OrderConfig(**{name: given.pop(name) for name in _ORDER_PARAMETERS if name in given})
-    return DatasetRequest(dataset=match[1], what=what, number=int(match[3] or 0), order=order, **given)
+    order = OrderConfig(**{name: parameters.pop(name) for name in _ORDER_PARAMETERS if name in parameters})
+    return DatasetRequest(dataset=match[1], what=resource, number=int(match[3] or 0), order=order, **parameters)
 
 
-def _parse_parameters(query: str, known: Sequence[str]) -> dict[str, Any]:
+def _parse_parameters(query: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of a query by name, with numbers as integers."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
-        if name not in known or name in found:
-            raise Refusal(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(known)}")
-        found[name] = _parse_shuffle(text) if name == "shuffle" else _parse_number(name, text)
-    return found
+        if name not in names or name in parameters:
+            raise Refusal(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(names)}")
+        parameters[name] = _parse_shuffle(text) if name == "shuffle" else _parse_number(name, text)
+    return parameters
 
 
 def _parse_shuffle(text: str) -> str:
@@ -292,9 +292,11 @@ def _parse_shuffle(text: str) -> str:
 
 
 def _parse_number(name: str, text: str) -> int:
-    least, most = _NUMBERS[name]
-    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
-        raise Refusal(400, "bad-parameter", f"{name} is a whole number from {least} to {most}, without leading zeros")
+    min_value, max_value = _NUMBERS[name]
+    if not _NUMBER.fullmatch(text) or not min_value <= int(text) <= max_value:
+        raise Refusal(
+            400, "bad-parameter", f"{name} is a whole number from {min_value} to {max_value}, without leading zeros"
+        )
     return int(text)
 
 
@@ -308,8 +310,8 @@ def is_not_modified(headers: Mapping[str, str], etag: str) -> bool:
     Raises:
         Refusal: the object does not match ``If-Match`` (412), or a condition is malformed (400).
     """
-    wanted = _parse_tags(headers, "if-match")
-    if wanted is not None and "*" not in wanted and etag not in wanted:
+    matches = _parse_tags(headers, "if-match")
+    if matches is not None and "*" not in matches and etag not in matches:
         raise Refusal(412, "changed", "the object's tag does not match If-Match", headers={"ETag": etag})
     known = _parse_tags(headers, "if-none-match")
     return known is not None and ("*" in known or etag in {tag.removeprefix("W/") for tag in known})

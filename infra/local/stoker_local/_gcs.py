@@ -182,15 +182,15 @@ class LocalGcs:
         page = bucket.page(
             prefix=query.get("prefix", ""), delimiter=query.get("delimiter", ""), start=start, limit=limit
         )
-        listed: dict[str, Any] = {"kind": "storage#objects"}
+        listing: dict[str, Any] = {"kind": "storage#objects"}
         if page.keys:
             name = request.match_info["bucket"]
-            listed["items"] = [object_resource(name, key, bucket[key]) for key in page.keys]
+            listing["items"] = [object_resource(name, key, bucket[key]) for key in page.keys]
         if page.prefixes:
-            listed["prefixes"] = list(page.prefixes)
+            listing["prefixes"] = list(page.prefixes)
         if page.next_start is not None:
-            listed["nextPageToken"] = base64.urlsafe_b64encode(page.next_start.encode()).decode()
-        return web.json_response(listed)
+            listing["nextPageToken"] = base64.urlsafe_b64encode(page.next_start.encode()).decode()
+        return web.json_response(listing)
 
     # --- objects ------------------------------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class LocalGcs:
         if span is None:
             return web.Response(body=BytesIO(stored.data), headers=headers)
         if span[0] >= span[1]:
-            refused = {"Content-Range": f"bytes */{len(stored.data)}"}
-            raise GcsError(416, "Request range not satisfiable", headers=refused)
+            range_headers = {"Content-Range": f"bytes */{len(stored.data)}"}
+            raise GcsError(416, "Request range not satisfiable", headers=range_headers)
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
         part = memoryview(stored.data)[span[0] : span[1]]
         return web.Response(status=206, body=BytesIO(part), headers=headers)

@@ -124,8 +124,8 @@ class Shaper:
 
     def tail_delay(self) -> float:
         """Return the additional delay of one GET, in seconds: ``tail_seconds`` or 0."""
-        drawn = self.shape.tail_fraction > 0 and self._random.random() < self.shape.tail_fraction
-        return self.shape.tail_seconds if drawn else 0.0
+        is_slow = self.shape.tail_fraction > 0 and self._random.random() < self.shape.tail_fraction
+        return self.shape.tail_seconds if is_slow else 0.0
 
     def create_pacers(self, connection: socket.socket) -> tuple[Pacer, ...]:
         """Return the pacers of a new connection's bodies; its own rate is set in the kernel if possible."""

@@ -96,8 +96,8 @@ class BoundedConfig:
             value = getattr(self, name)
             if all(bound.admits(value) for bound in bounds) or (is_optional and value is None):
                 continue
-            wanted = " and ".join(map(str, bounds)) + (", or None" if is_optional else "")
-            raise ConfigError(f"{name} must be {wanted}, not {value!r:.80}")
+            expected = " and ".join(map(str, bounds)) + (", or None" if is_optional else "")
+            raise ConfigError(f"{name} must be {expected}, not {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ class _Choice:
 @cache
 def _fields_with_bounds(kind: type) -> dict[str, tuple[list[NumberBound | _Choice], bool]]:
     """Return the bounds of each field of a class that has some, and whether the field allows None."""
-    found = {}
+    bounds_by_field = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if bounds := [bound for part in parts for bound in _bounds_of(part)]:
-            found[name] = bounds, NoneType in parts
-    return found
+            bounds_by_field[name] = bounds, NoneType in parts
+    return bounds_by_field
 
 
 def _bounds_of(hint: Any) -> list[NumberBound | _Choice]:

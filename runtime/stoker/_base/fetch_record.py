@@ -82,16 +82,16 @@ class Span(NamedTuple):
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return spans in order without empty ones; adjacent spans of equal phase and object are merged."""
-    whole: list[Span] = []
+    merged: list[Span] = []
     for span in spans:
         phase, begin, end, key = span
         if end <= begin:
             continue
-        if whole and (last := whole[-1]).end_seconds == begin and last.phase is phase and last.object == key:
-            whole[-1] = Span(phase, last.begin_seconds, end, key)
+        if merged and (last := merged[-1]).end_seconds == begin and last.phase is phase and last.object == key:
+            merged[-1] = Span(phase, last.begin_seconds, end, key)
         else:
-            whole.append(span)
-    return whole
+            merged.append(span)
+    return merged
 
 
 _MAX_STRANDS = 256
@@ -308,15 +308,15 @@ def _gap_spans(begin: float, end: float, queued: float, object: str) -> list[Spa
 
 def _shorten_path(spans: Iterable[Span], max_spans: int) -> list[Span]:
     """Shorten a path to at most ``max_spans`` spans of the same total time, by merging pairs."""
-    whole = merge_spans(spans)
-    while len(whole) > max_spans:
-        pairs = [whole[place : place + 2] for place in range(0, len(whole), 2)]
+    shortened = merge_spans(spans)
+    while len(shortened) > max_spans:
+        pairs = [shortened[index : index + 2] for index in range(0, len(shortened), 2)]
         longest = [(max(pair, key=lambda span: span.seconds), pair) for pair in pairs]
-        whole = merge_spans(
+        shortened = merge_spans(
             span._replace(begin_seconds=pair[0].begin_seconds, end_seconds=pair[-1].end_seconds)
             for span, pair in longest
         )
-    return whole
+    return shortened
 
 
 def record_tier_outcome(name: str, outcome: str) -> None:

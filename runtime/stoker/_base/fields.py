@@ -117,18 +117,20 @@ def read_record(kind: type[T], values: object, where: str) -> T:
         ConfigError: a field is unknown, missing, of a wrong type or out of bounds, or the dataclass rejects it.
     """
     table: dict[str, Any] = _check_type(dict, values, where)
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
-    if unknown := sorted(table.keys() - known.keys()):
+    known_fields = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
+    if unknown := sorted(table.keys() - known_fields.keys()):
         raise ConfigError(
-            f"{where} has an unknown field {unknown[0]!r:.80}; the fields are: {', '.join(sorted(known))}"
+            f"{where} has an unknown field {unknown[0]!r:.80}; the fields are: {', '.join(sorted(known_fields))}"
         )
-    needed = [each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING]
+    needed = [
+        each.name for each in known_fields.values() if each.default is MISSING and each.default_factory is MISSING
+    ]
     if missing := [name for name in needed if name not in table]:
         raise ConfigError(f"{where} lacks the field {missing[0]!r}")
     hints = _hints_of(kind)  # type: ignore[arg-type]  # classes can be hashed
-    found = {name: _convert_value(hints[name], value, f"{where}.{name}") for name, value in table.items()}
+    converted = {name: _convert_value(hints[name], value, f"{where}.{name}") for name, value in table.items()}
     try:
-        return kind(**found)
+        return kind(**converted)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -166,11 +168,11 @@ def _convert_value(hint: Any, value: Any, where: str) -> Any:
 
 def _convert_bounded(parts: tuple[Any, ...], value: Any, where: str) -> Any:
     hint, *bounds = parts
-    found = _convert_value(hint, value, where)
+    converted = _convert_value(hint, value, where)
     for bound in bounds:
-        if found is not None and not bound.admits(found):
-            raise ConfigError(f"{where} must be {bound}, not {quote_value(found)}")
-    return found
+        if converted is not None and not bound.admits(converted):
+            raise ConfigError(f"{where} must be {bound}, not {quote_value(converted)}")
+    return converted
 
 
 def _convert_tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -33,20 +33,20 @@ def load_plugin(group: str, name: str, what: str) -> Any:
     """
     from importlib.metadata import entry_points
 
-    found = {point.name: point for point in entry_points(group=group)}
-    if name not in found:
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
         from stoker._base.fields import quote_value  # every process imports this module first, so it imports little
 
-        installed = ", ".join(sorted(found)) or "none"
+        installed = ", ".join(sorted(points)) or "none"
         raise ConfigError(
             f"there is no {what} {quote_value(name)}; installed: {installed}; "
             f"a package adds one by an entry point in the group {group}"
         )
     try:
-        return found[name].load()
+        return points[name].load()
     except Exception as error:
         reason = f"{error}" if isinstance(error, ImportError | AttributeError) else repr(error)
-        raise MissingExtraError(f"the {what} {name} ({found[name].value}) cannot be loaded: {reason}") from error
+        raise MissingExtraError(f"the {what} {name} ({points[name].value}) cannot be loaded: {reason}") from error
 
 
 @contextmanager

@@ -130,6 +130,6 @@ class ProgressReporter:
 
 def format_seconds(seconds: float) -> str:
     """Return a duration as ``m:ss`` or ``h:mm:ss``."""
-    minutes, whole = divmod(round(min(seconds, 999 * 3600)), 60)
+    minutes, seconds_left = divmod(round(min(seconds, 999 * 3600)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"

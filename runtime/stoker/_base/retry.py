@@ -224,8 +224,8 @@ class _RetryState:
         if max(wait_seconds, silent_seconds) <= LONG_WAIT_SECONDS:
             return
         self._reader.last_logged_seconds = now_seconds
-        said = str(error) if self._address in str(error) else f"{self._address}: {error}"
-        _log.warning("retrying in %.1f s, for at most %.0f s more: %s", wait_seconds, left_seconds, said)
+        message = str(error) if self._address in str(error) else f"{self._address}: {error}"
+        _log.warning("retrying in %.1f s, for at most %.0f s more: %s", wait_seconds, left_seconds, message)
 
 
 class RetryingReader(ReaderWrapper[R_co]):
@@ -351,8 +351,8 @@ async def _has_bytes_at(store: Readable, info: ObjectInfo, start: int, wanted: m
         await store.get_range(info.key, start, start + len(wanted), into=into, tag=info.tag)
         if into == wanted:
             return True
-        found = crc32c(into)
-        if found in seen:
+        checksum = crc32c(into)
+        if checksum in seen:
             break
-        seen.add(found)
+        seen.add(checksum)
     return False

@@ -31,7 +31,7 @@ def parse_bytes(text: str | int, name: str = "") -> int:
     Raises:
         ConfigError: the text is not a number of bytes, or is negative.
     """
-    shown = f"{name} {text!r:.{_MAX_CHARACTERS}}".strip()
+    quoted = f"{name} {text!r:.{_MAX_CHARACTERS}}".strip()
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ConfigError(f"a number of bytes cannot be negative: {text}")
@@ -39,9 +39,9 @@ def parse_bytes(text: str | int, name: str = "") -> int:
     match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= _MAX_CHARACTERS else None
     factor = _FACTORS.get(match[2].lower() or "b") if match else None
     if match and f"{match[2]}b".lower() in _FACTORS.keys() - {"b"}:
-        raise ConfigError(f"{shown} is not a number of bytes; write {_whole_units(match[1], match[2])}")
+        raise ConfigError(f"{quoted} is not a number of bytes; write {_whole_units(match[1], match[2])}")
     if match is None or factor is None:
-        raise ConfigError(f"{shown} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
+        raise ConfigError(f"{quoted} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
     return int(Fraction(match[1].replace("_", "")) * factor)
 
 
@@ -71,8 +71,8 @@ def parse_rate(text: str | int) -> float:
             raise ConfigError(f"bits or bytes: {match[2]}")
         return float(parse_bytes(amount))
     except ConfigError:
-        shown = f"{text!r:.{_MAX_CHARACTERS}}"
-        raise ConfigError(f"{shown} is not a rate; write for example 10Gbit, 1.25GB or 400MiB/s") from None
+        quoted = f"{text!r:.{_MAX_CHARACTERS}}"
+        raise ConfigError(f"{quoted} is not a rate; write for example 10Gbit, 1.25GB or 400MiB/s") from None
 
 
 def format_bytes(size_bytes: float) -> str:

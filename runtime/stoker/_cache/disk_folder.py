@@ -232,9 +232,9 @@ class DiskFolder:
 
     def _free_bytes(self) -> int:
         """Return the free space on the disk beyond the reserve, in bytes."""
-        found = os.fstatvfs(self._root)
-        reserve_bytes = min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_SHARE)
-        return found.f_bavail * found.f_frsize - reserve_bytes
+        usage = os.fstatvfs(self._root)
+        reserve_bytes = min(_RESERVE_BYTES, usage.f_blocks * usage.f_frsize // _RESERVE_SHARE)
+        return usage.f_bavail * usage.f_frsize - reserve_bytes
 
     def close(self) -> None:
         """Release the part; its files stay for the next owner. Idempotent."""
@@ -283,8 +283,8 @@ def _open_folder(parent: int, name: str, *, make: bool = False) -> int:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
     handle = os.open(name, _FOLDER, dir_fd=parent)
-    found = os.fstat(handle)
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = os.fstat(handle)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         os.close(handle)
         raise PermissionError(errno.EPERM, "the folder belongs to another user, or others may write to it", name)
     return handle
@@ -323,8 +323,8 @@ def _clean_up_part(handle: int) -> list[str]:
     """Return the names of the objects in an owner's folder, oldest first, and remove unfinished and damaged files."""
     names: list[str] = []
     with os.scandir(handle) as entries:
-        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    for name, status in sorted(found, key=lambda each: each[1].st_mtime_ns):
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    for name, status in sorted(files, key=lambda each: each[1].st_mtime_ns):
         if is_name(name) and stat.S_ISREG(status.st_mode) and status.st_size == size_of(name):
             names.append(name)
         elif (is_name(name) or name == _WRITING) and not stat.S_ISDIR(status.st_mode):
@@ -354,8 +354,8 @@ def _read(folder: int, name: str, into: RevocableBuffer) -> bool:
             raise ChecksumError(f"{name} is a link") from None
         raise
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != into.nbytes:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != into.nbytes:
             raise ChecksumError(f"{name} is not a regular file of {into.nbytes} bytes")
         return _read_verified(handle, name, into)
     finally:
@@ -383,8 +383,8 @@ def _read_verified(handle: int, name: str, into: RevocableBuffer) -> bool:
 def _list_folders_by_age(path: int) -> list[str]:
     """Return the folders of data sets, the one modified longest ago first."""
     with os.scandir(path) as entries:
-        found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
-    return [name for _, name in sorted(found) if name.startswith(_PREFIX) and len(name) == len(_PREFIX) + 16]
+        folders = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
+    return [name for _, name in sorted(folders) if name.startswith(_PREFIX) and len(name) == len(_PREFIX) + 16]
 
 
 def _remove_unused(path: int, folder: str) -> None:

@@ -163,7 +163,7 @@ class DiskTier:
             )
         self._active_reads[name] += 1
         try:
-            found = await self._read_file(folder, name, into, is_own=is_own)
+            data = await self._read_file(folder, name, into, is_own=is_own)
         except OSError as error:
             self._index.counts.damaged += 1
             if is_own:
@@ -176,10 +176,10 @@ class DiskTier:
             if not self._active_reads[name]:
                 del self._active_reads[name]
             self._read_ended.set()
-        if is_own and not found:  # another program has removed it
+        if is_own and not data:  # another program has removed it
             self._index.remove(name)
-        self._index.counts.hits += found
-        return found
+        self._index.counts.hits += data
+        return data
 
     async def _read_file(self, folder: DiskFolder, name: str, into: memoryview, *, is_own: bool) -> bool:
         """Read a file in a thread. If the call is cancelled, the thread loses access to the memory and ends later."""
@@ -257,10 +257,10 @@ class DiskTier:
             self._resume_seconds = now_seconds + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
 
-    def _warn(self, what: str, why: object) -> None:
+    def _warn(self, what: str, reason: object) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("the cache %s %s: %s", self.name, what, why)
+            _log.warning("the cache %s %s: %s", self.name, what, reason)
 
     async def flush(self) -> None:
         """Wait until the write queue is empty."""

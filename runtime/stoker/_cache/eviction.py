@@ -195,15 +195,15 @@ class NextUse(Generic[Key]):
     def victims(self, newcomer: Key) -> Iterator[Key]:
         """Yield the keys that are needed later than the newcomer, the latest first; among equals, the oldest first."""
         self._update_passed_entries()
-        own, taken = self._next_use(newcomer), list[_Entry[Key]]()
+        own, victims = self._next_use(newcomer), list[_Entry[Key]]()
         try:
             while self._farthest and -self._farthest[0][0] > own:
                 entry = heapq.heappop(self._farthest)
                 if self._is_current(entry):
-                    taken.append(entry)
+                    victims.append(entry)
                     yield entry[2]
         finally:
-            for entry in taken:
+            for entry in victims:
                 heapq.heappush(self._farthest, entry)
 
     def _is_current(self, entry: _Entry[Key]) -> bool:

@@ -46,8 +46,8 @@ def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
     rows = manifest.rows
     prefixes = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
     index = NameIndex(manifest, name_of, prefixes)
-    found = {name: index.find(name) for name in names}
-    return {name: ref.row for name, ref in found.items() if ref is not None}
+    refs = {name: index.find(name) for name in names}
+    return {name: ref.row for name, ref in refs.items() if ref is not None}
 
 
 NEVER = sys.maxsize

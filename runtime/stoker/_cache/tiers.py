@@ -186,8 +186,10 @@ class CacheSpec(BoundedConfig):
         Raises:
             ConfigError: A setting is malformed, or two name the same place.
         """
-        given: object = () if cache is None else cache
-        texts: list[Any] = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        settings: object = () if cache is None else cache
+        texts: list[Any] = (
+            list(settings) if isinstance(settings, Sequence) and not isinstance(settings, str) else [settings]
+        )
         specs = tuple(cls.parse(text) for text in texts)
         if len({spec.path for spec in specs}) < len(specs):
             raise ConfigError("two caches are in the same place; give at most one in memory, and each folder once")
@@ -286,7 +288,7 @@ def open_tier(url: str, *, store: Readable, processes: int = 1) -> Tier:
     """
     scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator:
-        given = "the given text" if isinstance(url, str) and "@" in url else quote_value(url)  # it may hold a secret
-        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, not {given}")
+        quoted = "the given text" if isinstance(url, str) and "@" in url else quote_value(url)  # it may hold a secret
+        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, not {quoted}")
     factory: TierFactory = load_plugin(_TIERS, scheme, "tier for the scheme")
     return factory(url, store=store, processes=processes)

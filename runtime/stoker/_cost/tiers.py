@@ -190,11 +190,11 @@ class TierComparison:
         if nodes := cache.nodes(self.work.size_bytes):
             hours = nodes * self.work.hours
             return [BillLine("cache nodes", hours, "node-hours", hours * cache.dollars_per_node_hour)]
-        held = self.work.size_bytes / GB_BYTES * self.work.hours
-        moved = self.work.read_bytes / GB_BYTES
+        gb_hours = self.work.size_bytes / GB_BYTES * self.work.hours
+        moved_gb = self.work.read_bytes / GB_BYTES
         return [
-            BillLine("cached data", held, "GB-hours", held * cache.dollars_per_gb_hour),
-            BillLine("cached data: moved", moved, "GB", moved * cache.dollars_per_gb_moved),
+            BillLine("cached data", gb_hours, "GB-hours", gb_hours * cache.dollars_per_gb_hour),
+            BillLine("cached data: moved", moved_gb, "GB", moved_gb * cache.dollars_per_gb_moved),
         ]
 
     def _warm(self) -> TierCost:
@@ -234,10 +234,10 @@ class TierComparison:
         place: str,
         parts: tuple[BillLine, ...],
         limit: str,
-        of: StorePrices | DiskPrices | MachinePrices | CachePrices | FunctionPrices | None = None,
+        product: StorePrices | DiskPrices | MachinePrices | CachePrices | FunctionPrices | None = None,
         count: int = 1,
     ) -> TierCost:
-        name, region = ("", "") if of is None else (of.name, of.region)
+        name, region = ("", "") if product is None else (product.name, product.region)
         return TierCost(place=place, of=name, region=region, count=count, work=self.work, parts=parts, limit=limit)
 
     def _unpriced(self, place: str) -> TierCost:

@@ -114,8 +114,8 @@ async def diagnose(config: DoctorConfig, on_finding: Callable[[Finding], object]
 
 
 class _Doctor:
-    def __init__(self, what: DoctorConfig, machine: Machine, store: Store, tell: Callable[[Finding], object]) -> None:
-        self._config, self._machine, self._store, self._on_finding = what, machine, store, tell
+    def __init__(self, config: DoctorConfig, machine: Machine, store: Store, tell: Callable[[Finding], object]) -> None:
+        self._config, self._machine, self._store, self._on_finding = config, machine, store, tell
         self._reader = RetryingReader(store, _ATTEMPTS)
         self._manifest: Manifest | None = None
 
@@ -139,24 +139,24 @@ class _Doctor:
             await self._check_speed(self._manifest)
 
     async def _check_endpoint(self, store: HttpObjectStore[Any]) -> None:
-        asked = self._config.clock()
+        started = self._config.clock()
         endpoint = await store.describe_endpoint()
         self._on_finding(Finding("endpoint", Level.OK, f"{endpoint.address} answers"))
         if endpoint.date is not None:
-            self._on_finding(_clock_finding(endpoint.date, (asked + self._config.clock()) / 2))
+            self._on_finding(_clock_finding(endpoint.date, (started + self._config.clock()) / 2))
         self._on_finding(_region_finding(endpoint, await asyncio.to_thread(self._config.whereabouts)))
 
     async def _check_identity(self, store: HttpObjectStore[Any]) -> Finding:
-        found = await store.describe_credentials()
-        if found.expires is None:
-            return Finding("credentials", Level.OK, found.kind)
-        left = (found.expires - datetime.fromtimestamp(self._config.clock(), UTC)).total_seconds()
-        text = f"{found.kind}, for {_format_span(left)}"
-        if found.is_renewed or left > _MIN_CREDENTIAL_SECONDS:
-            return Finding("credentials", Level.OK, f"{text}, then renewed" if found.is_renewed else text)
+        identity = await store.describe_credentials()
+        if identity.expires is None:
+            return Finding("credentials", Level.OK, identity.kind)
+        left = (identity.expires - datetime.fromtimestamp(self._config.clock(), UTC)).total_seconds()
+        text = f"{identity.kind}, for {_format_span(left)}"
+        if identity.is_renewed or left > _MIN_CREDENTIAL_SECONDS:
+            return Finding("credentials", Level.OK, f"{text}, then renewed" if identity.is_renewed else text)
         advice = "for a longer run, use credentials that renew themselves (a role, a profile), or a longer-lived token"
         if left <= 0:  # by this clock; a later check shows whether the store accepts them
-            text, advice = f"{found.kind}, which expired {_format_span(-left)} ago", "get new credentials"
+            text, advice = f"{identity.kind}, which expired {_format_span(-left)} ago", "get new credentials"
         return Finding("credentials", Level.WARNING, text, advice)
 
     async def _check_read(self) -> Finding:
@@ -177,8 +177,8 @@ class _Doctor:
             text = "super-samples have other ETags or generations than the manifest pins, but the right contents"
             advice = "nothing if the bucket is a copy: checksums identify the objects"
             return Finding("read", Level.WARNING, text, advice, _VERIFY)
-        whole = f"{len(rows)} of {format_count(len(manifest), 'super-sample')}"
-        return Finding("read", Level.OK, f"the manifest, and {whole} with the right checksums")
+        count_text = f"{len(rows)} of {format_count(len(manifest), 'super-sample')}"
+        return Finding("read", Level.OK, f"the manifest, and {count_text} with the right checksums")
 
     async def _is_whole(self, ref: ObjectRef) -> bool:
         """Read an object and compare it with its checksum; return whether it has the tag that the manifest pins.
@@ -190,9 +190,9 @@ class _Doctor:
         """
         data = memoryview(bytearray(ref.size_bytes))
         info = await self._reader.get_range(ref.key, 0, len(data), into=data)
-        if (found := crc32c(data)) != ref.crc32c:
+        if (checksum := crc32c(data)) != ref.crc32c:
             raise ChecksumError(
-                f"{self._store.url}/{ref.key} is not what was packed: its crc32c is {found:08x}, the manifest says "
+                f"{self._store.url}/{ref.key} is not what was packed: its crc32c is {checksum:08x}, the manifest says "
                 f"{ref.crc32c:08x}"
             )
         return not ref.tag or info.tag == ref.tag
@@ -212,17 +212,17 @@ class _Doctor:
         return self._config.url.startswith("stoker+")
 
     async def _check_list(self) -> Finding:
-        found = self._reader.list("manifests/")
+        listing = self._reader.list("manifests/")
         try:
-            await anext(found, None)
+            await anext(listing, None)
         except PermissionDeniedError:
             text = "not allowed: training never lists, but packing, gc and rebuild-manifest do"
             return Finding("list", Level.NOTE, text, "grant s3:ListBucket, or storage.objects.list, for packing")
         except StokerError as error:
             return _problem("list", error)
         finally:
-            if isinstance(found, AsyncGenerator):
-                await found.aclose()
+            if isinstance(listing, AsyncGenerator):
+                await listing.aclose()
         return Finding("list", Level.OK, "allowed")
 
     async def _check_write(self) -> None:
@@ -279,35 +279,37 @@ class _Doctor:
             return
         try:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
-            found = await probe(self._store, refs, self._config.limits)
+            probed = await probe(self._store, refs, self._config.limits)
         except StokerError as error:
             advice = _REMEDIES.get(type(error), "find out which objects cannot be read")
             is_lost = isinstance(error, NotFoundError)
             self._on_finding(_missing_object(error) if is_lost else _problem("speed", error, advice, _VERIFY))
             return
-        took = f"with {format_count(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        for finding in (*_speed_findings(found), Finding("measured", Level.OK, took), *_failure_findings(found)):
+        took = f"with {format_count(probed.requests, 'request')}, {format_bytes(probed.read_bytes)}"
+        for finding in (*_speed_findings(probed), Finding("measured", Level.OK, took), *_failure_findings(probed)):
             self._on_finding(finding)
 
 
-def _failure_findings(found: Probe) -> Iterator[Finding]:
+def _failure_findings(probed: Probe) -> Iterator[Finding]:
     """Report failed requests: those above the bucket's request rate, and those with other errors."""
-    requests, throttled = format_count(found.requests, "request"), found.throttled
-    is_failing = found.failed_part >= _FAILING_FRACTION
-    if found.failed > throttled or is_failing:
+    requests, throttled = format_count(probed.requests, "request"), probed.throttled
+    is_failing = probed.failed_part >= _FAILING_FRACTION
+    if probed.failed > throttled or is_failing:
         asked_for_less = f", {throttled} of them with a request to send fewer (503, 429)" if throttled else ""
-        text = f"{found.failed} of {requests} failed with a transient error{asked_for_less}"
+        text = f"{probed.failed} of {requests} failed with a transient error{asked_for_less}"
         advice = (
             "find the cause before training: each is retried, and billed"
             if is_failing
             else "run this check again later"
         )
         yield Finding("errors", Level.PROBLEM if is_failing else Level.WARNING, text, advice)
-    if (found.limit is not None or throttled) and not is_failing:
-        rate = f"about {found.limit.requests_per_second:,.3g} requests per second" if found.limit else "few requests"
-        what = f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "it delays the others"
+    if (probed.limit is not None or throttled) and not is_failing:
+        rate = f"about {probed.limit.requests_per_second:,.3g} requests per second" if probed.limit else "few requests"
+        consequence = (
+            f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "it delays the others"
+        )
         advice = "pack larger super-samples (fewer requests), use a disk cache, or ask for a higher limit"
-        yield Finding("throttling", Level.WARNING, f"the bucket answers {rate}; {what}", advice, _PLAN)
+        yield Finding("throttling", Level.WARNING, f"the bucket answers {rate}; {consequence}", advice, _PLAN)
 
 
 def _size_findings(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
@@ -323,25 +325,27 @@ def _size_findings(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
         yield Finding("super-sample size", Level.PROBLEM, text, advice, _PLAN)
 
 
-def _speed_findings(found: Probe) -> Iterator[Finding]:
-    latency = f"first byte {_format_duration(found.median_seconds)}, at most {_format_duration(found.slowest_seconds)}"
-    if found.late:
-        latency += f" ({found.late} of {format_count(len(found.first_byte_seconds), 'request')} late)"
-    is_far = found.median_seconds > _FAR_SECONDS
-    if is_far or found.late >= max(_MIN_LATE, _LATE_FRACTION * len(found.first_byte_seconds)):
+def _speed_findings(probed: Probe) -> Iterator[Finding]:
+    latency = (
+        f"first byte {_format_duration(probed.median_seconds)}, at most {_format_duration(probed.slowest_seconds)}"
+    )
+    if probed.late:
+        latency += f" ({probed.late} of {format_count(len(probed.first_byte_seconds), 'request')} late)"
+    is_far = probed.median_seconds > _FAR_SECONDS
+    if is_far or probed.late >= max(_MIN_LATE, _LATE_FRACTION * len(probed.first_byte_seconds)):
         advice = "give the loader more memory to fetch farther ahead; it also hedges late requests, which are billed"
         if is_far:
             advice = "train closer to the bucket, or use larger super-samples and more memory"
         yield Finding("latency", Level.WARNING, latency, advice, _PLAN)
     else:
         yield Finding("latency", Level.OK, latency)
-    rate, alone = found.observed_bytes_per_second, found.observed_alone_bytes_per_second
-    together = format_count(found.connections, "connection")
+    rate, alone = probed.observed_bytes_per_second, probed.observed_alone_bytes_per_second
+    together = format_count(probed.connections, "connection")
     rates = f"{alone / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
-    if found.is_rate_assumed:
+    if probed.is_rate_assumed:
         rates = "not measured: the objects are too small to tell"
     is_slow = rate < _SLOW_BYTES_PER_SECOND
-    level = Level.NOTE if found.is_rate_assumed else Level.WARNING if is_slow else Level.OK
+    level = Level.NOTE if probed.is_rate_assumed else Level.WARNING if is_slow else Level.OK
     remedy = ("check what else uses the network, or use a disk cache", _PLAN) if is_slow else ()
     yield Finding("bandwidth", level, rates, *remedy)
 
@@ -376,7 +380,7 @@ def _region_finding(endpoint: EndpointInfo, where: MachineRegion) -> Finding:
 
 
 def _problem(check: str, error: StokerError, advice: str = "", command: str = "") -> Finding:
-    advice = advice or next((said for kind, said in _REMEDIES.items() if isinstance(error, kind)), "")
+    advice = advice or next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), "")
     name = "credentials" if isinstance(error, CredentialsError) else check
     return Finding(name, Level.PROBLEM, str(error), advice, command)
 

@@ -171,23 +171,23 @@ def estimate_rate_limit(requests: Sequence[SentRequest], usual_seconds: float) -
         usual_seconds: time to the first byte of requests that are sent one by one, in seconds.
     """
     requests = sorted(requests, key=lambda each: each.sent_seconds)
-    refused = [each.sent_seconds for each in requests if each.is_refused]
+    refused_at = [each.sent_seconds for each in requests if each.is_refused]
     answered = [
         (each.sent_seconds, each.begun_seconds)
         for each in requests
         if each.begun_seconds is not None and not each.is_refused
     ]
     queued = _queued_requests(answered, usual_seconds)
-    if not refused and not queued:
+    if not refused_at and not queued:
         return None
-    if refused:
-        after = [sent for sent, _ in answered if sent > refused[0] + usual_seconds / 2]
-        rate = _events_per_second(after, requests[-1].sent_seconds - refused[0])
+    if refused_at:
+        after = [sent for sent, _ in answered if sent > refused_at[0] + usual_seconds / 2]
+        rate = _events_per_second(after, requests[-1].sent_seconds - refused_at[0])
         longest = max((begun - sent - usual_seconds for sent, begun in queued), default=0.0)
     else:
         moments = sorted(begun for _, begun in queued)
         rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _MIN_SECONDS), math.inf
-    full = refused[0] if refused else queued[0][0]
+    full = refused_at[0] if refused_at else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent_seconds)
     return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
 

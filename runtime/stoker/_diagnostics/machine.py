@@ -52,9 +52,9 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
     Args:
         root: folder that contains ``proc`` and ``sys``.
     """
-    known = _meminfo(root)
-    memory_bytes = known.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    free_bytes, limited_by = known.get("MemAvailable", memory_bytes), ""
+    meminfo = _meminfo(root)
+    memory_bytes = meminfo.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    free_bytes, limited_by = meminfo.get("MemAvailable", memory_bytes), ""
     for folder, limit, used in _memory_groups(root):
         if limit < memory_bytes:
             memory_bytes, limited_by = limit, f"the control group {folder}"
@@ -78,37 +78,37 @@ def _limit_or_maximum(number: int) -> int:
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    found = {}
+    fields = {}
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         number = rest.removesuffix("kB").strip()
         if number.isdecimal():
-            found[name] = int(number) * 1024
-    return found
+            fields[name] = int(number) * 1024
+    return fields
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
     """Return this process's control group and its parents, in version 1 or 2 of control groups."""
-    found = []
+    groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, names, place = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
         top = root / "sys/fs/cgroup" / (controller if names else "")
         group = top / place.lstrip("/")
-        found += [each for each in (group, *group.parents) if each == top or top in each.parents]
-    return found
+        groups += [each for each in (group, *group.parents) if each == top or top in each.parents]
+    return groups
 
 
 def _memory_groups(root: Path) -> list[tuple[Path, int, int]]:
     """Return the control groups that limit memory: folder, limit and usage in bytes."""
-    found = []
+    groups = []
     for group in _groups(root, "memory"):
         for limit_name, used_name in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
             limit, used = (_text(group / f"memory.{name}").strip() for name in (limit_name, used_name))
             if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
-                found.append((Path("/") / group.relative_to(root), int(limit), int(used) if used.isdecimal() else 0))
-    return found
+                groups.append((Path("/") / group.relative_to(root), int(limit), int(used) if used.isdecimal() else 0))
+    return groups
 
 
 def _cores(root: Path) -> float:
@@ -169,8 +169,8 @@ def detect_region(
         if vendor == "Amazon EC2" and variables.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
             token = _query_metadata(f"{aws_url}/latest/api/token", lifetime, "PUT")
-            found = _query_metadata(f"{aws_url}/latest/meta-data/placement/region", {"X-aws-ec2-metadata-token": token})
-            return MachineRegion(region=found, source="EC2's metadata")
+            name = _query_metadata(f"{aws_url}/latest/meta-data/placement/region", {"X-aws-ec2-metadata-token": token})
+            return MachineRegion(region=name, source="EC2's metadata")
         if vendor == "Google":
             zone = _query_metadata(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
             return MachineRegion(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
@@ -231,8 +231,8 @@ class Finding:
 def package_findings(scheme: str) -> Iterator[Finding]:
     """Check the installed packages; a missing extra is a problem only if the URL scheme ``scheme`` needs it."""
     names = ("stoker", "numpy", "aiohttp", *(["torch"] if find_spec("torch") else []))
-    shown = ", ".join(f"{name} {_version(name)}" for name in names)
-    yield Finding("versions", Level.OK, f"Python {platform.python_version()}, {shown}")
+    versions = ", ".join(f"{name} {_version(name)}" for name in names)
+    yield Finding("versions", Level.OK, f"Python {platform.python_version()}, {versions}")
     for extra, (module, use) in _EXTRAS.items():
         if _is_importable(module) or not _is_declared(extra):
             continue

@@ -197,7 +197,7 @@ class _Prober:
 
     async def run(self) -> Probe:
         reader, loop = self._reader, asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         waits = await self._first_bytes()
         reads = await self._measure_alone()
         alone, is_assumed = _connection_rate(reads, median(waits))
@@ -205,14 +205,14 @@ class _Prober:
         observed, is_full = await self._measure_sustained(connections, total, median(waits))
         if is_full and not is_saturated:
             total, is_saturated = observed, True
-        asked, failed = reader.requests - self._unpaced_requests, reader.failed - self._unpaced_failures
-        failed_part = failed / max(1, asked)
+        requests, failed = reader.requests - self._unpaced_requests, reader.failed - self._unpaced_failures
+        failed_part = failed / max(1, requests)
         if self._limit is None and reader.throttled and failed_part < _FAILING_FRACTION:  # too many requests at once
             await self._send_burst(_RATE_CONNECTIONS, self._limits.requests - reader.requests)
             self._limit = estimate_rate_limit(reader.sent_requests, median(waits))
             total, is_saturated = max(total, _ASSUMED_CONNECTIONS * alone), False
         late_seconds = self._late_seconds  # before the late responses become the majority of the recent ones
-        await reader.wait_for_late(min(_LATE_TIMEOUT_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
+        await reader.wait_for_late(min(_LATE_TIMEOUT_SECONDS, (self._limits.seconds - (loop.time() - started)) / 2))
         first_bytes = reader.first_byte_seconds + (reader.slow_first_byte_seconds if self._limit is None else [])
         late = [wait for wait in first_bytes if wait > late_seconds]
         usual = [wait for wait in waits if wait <= late_seconds]
@@ -236,7 +236,7 @@ class _Prober:
             throttled=reader.throttled,
             limit=self._limit,
             read_bytes=reader.read_bytes,
-            seconds=loop.time() - begun,
+            seconds=loop.time() - started,
         )
 
     @property
@@ -305,8 +305,8 @@ class _Prober:
         reads: list[TimedRead] = []
         size_bytes = min(_MAX_READ_BYTES, self._limits.size_bytes // 16)
         for _ in range(min(_MAX_ATTEMPTS, self._limits.requests - self._limits.first_bytes)):
-            wanted = size_bytes if reads else size_bytes // 8
-            read = await self._reader.read(self._next_read_bytes(wanted, reads))
+            read_bytes = size_bytes if reads else size_bytes // 8
+            read = await self._reader.read(self._next_read_bytes(read_bytes, reads))
             reads += [] if read is None else [read]
             if len(reads) == _READS_ALONE:
                 break
@@ -320,7 +320,7 @@ class _Prober:
         The link is full if transfers take longer than one alone; then twice as many connections keep it full for a
         while. Small reads never replace the result of large ones, which is more precise.
         """
-        found, tried_bytes = (alone, False, 1), 0
+        result, tried_bytes = (alone, False, 1), 0
         for connections in _CONNECTIONS:
             size_bytes = self._share_bytes(connections * _READS_EACH, alone, _BYTES_FRACTION)
             if not size_bytes or (size_bytes <= _MIN_MEASURABLE_BYTES <= tried_bytes):
@@ -334,7 +334,7 @@ class _Prober:
             )
             if _relative_slowdown(batch, alone, first_byte_seconds) <= 1.0:
                 believed = min(connections, _ASSUMED_CONNECTIONS) if is_assumed else connections
-                found = believed * min(alone, _median_rate(batch, first_byte_seconds)), False, connections
+                result = believed * min(alone, _median_rate(batch, first_byte_seconds)), False, connections
                 continue
             rough = _steady_rate(connected) or sum(read.size_bytes for read in batch) / _span_seconds(batch)
             connections = min(2 * connections, _CONNECTIONS[-1])
@@ -345,7 +345,7 @@ class _Prober:
                 return rough, True, connections
             steady = _steady_rate(await self._read_in_parallel(connections, _READS_STEADY, size_bytes))
             return steady or rough, True, connections
-        return found
+        return result
 
     async def _measure_sustained(self, connections: int, total: float, first_byte_seconds: float) -> tuple[float, bool]:
         """Return the bytes per second of several connections over some time, and whether they show a full link.
@@ -393,11 +393,11 @@ class _Prober:
         async def connection() -> list[TimedRead | None]:
             return [await self._reader.read(size_bytes) for _ in range(reads)]
 
-        found = await _run_connections(connections, connection)
+        reads_by_connection = await _run_connections(connections, connection)
         if not self._connects:  # all connections but one are new
-            firsts = [first for first, *_ in found if first is not None]
+            firsts = [first for first, *_ in reads_by_connection if first is not None]
             self._connects = tuple(sorted(read.begun_seconds - read.sent_seconds for read in firsts))
-        return [[read for read in each if read is not None] for each in found]
+        return [[read for read in each if read is not None] for each in reads_by_connection]
 
     def _next_read_bytes(self, size_bytes: int, before: Sequence[TimedRead]) -> int:
         """Return how many bytes to request, given the rate of the last read."""
@@ -411,10 +411,10 @@ class _Prober:
         Raises:
             TransientError: there are none.
         """
-        found = [read for read in reads if read is not None]
-        if not found:
+        successful = [read for read in reads if read is not None]
+        if not successful:
             raise self._reader.last_error or DeadlineError(f"no answer began within {self._late_seconds:.3g} seconds")
-        return found
+        return successful
 
 
 async def _run_connections(connections: int, connection: Callable[[], Coroutine[None, None, T]]) -> list[T]:
@@ -436,9 +436,9 @@ def _transfer_rate(read: TimedRead, first_byte_seconds: float) -> float:
 
 def _connection_rate(reads: Sequence[TimedRead], first_byte_seconds: float) -> tuple[float, bool]:
     """Return the bytes per second of one transfer alone, and whether that is assumed."""
-    found = median(_transfer_rate(read, first_byte_seconds) for read in reads)
-    is_assumed = reads[-1].size_bytes < _MIN_MEASURABLE_BYTES and found >= _USUAL_BYTES_PER_SECOND
-    return (_USUAL_BYTES_PER_SECOND if is_assumed else found), is_assumed
+    rate = median(_transfer_rate(read, first_byte_seconds) for read in reads)
+    is_assumed = reads[-1].size_bytes < _MIN_MEASURABLE_BYTES and rate >= _USUAL_BYTES_PER_SECOND
+    return (_USUAL_BYTES_PER_SECOND if is_assumed else rate), is_assumed
 
 
 def _observed_rate(reads: Sequence[TimedRead]) -> float:

@@ -80,8 +80,8 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
     if config.append:
         base = check_can_append(store, source.schema, base)
     dataset = base.dataset if config.append and base is not None else None
-    what = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
-    job = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    content = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
+    job = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     if not config.append:
         records = [item.record for item in await list_records(store) if item.record is not None]
         check_can_create(store, base, [record for record in records if record.job != job or record.is_committed])

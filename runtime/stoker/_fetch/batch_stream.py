@@ -246,20 +246,20 @@ class BatchStream:
         Before a wait, all ready segments are gathered and their items released: a ring that is too small for all items
         of a batch must not stay full of items that the batch has used already.
         """
-        found: list[tuple[Segment, list[int]]] = []
+        pending: list[tuple[Segment, list[int]]] = []
         for segment in segments:
             self._schedule_release(segment.released_before)
             slots: list[int] = []
             for item in segment.items:
                 slot = self._prefetcher.ready(item)
                 if slot is None:
-                    if found:
-                        yield self._gather(found)
-                        found = []
+                    if pending:
+                        yield self._gather(pending)
+                        pending = []
                     slot = self._wait_for_slot(item)
                 slots.append(slot)
-            found.append((segment, slots))
-        yield self._gather(found)
+            pending.append((segment, slots))
+        yield self._gather(pending)
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait nor fail."""
@@ -319,14 +319,14 @@ class BatchStream:
     def _gather(self, located: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, RowLocations]:
         """Return the samples of segments, each given with its slots, and release the items that they use last."""
         slots: list[int] = []
-        which: list[NDArray[np.int64]] = []
+        sources: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
         for segment, segment_slots in located:
             segment_which, segment_rows = segment.row_indices()
-            which.append(segment_which + len(slots))
+            sources.append(segment_which + len(slots))
             rows.append(segment_rows)
             slots += segment_slots
-        picked = self._reader.locate(slots, np.concatenate(which), np.concatenate(rows))
+        picked = self._reader.locate(slots, np.concatenate(sources), np.concatenate(rows))
         columns = gather(picked, self._reader.columns, self._reader.copy_rows)
         self._schedule_release([item for segment, _ in located for item in segment.released_after])
         return columns, picked

@@ -257,6 +257,6 @@ class Fetcher:
             )
 
     def _verify_whole(self, ref: ObjectRef, data: memoryview) -> None:
-        found = self._checksum(data)
-        if found != ref.crc32c:
-            raise ChecksumError(f"{ref.key}: crc32c is {found:08x}, the manifest says {ref.crc32c:08x}")
+        checksum = self._checksum(data)
+        if checksum != ref.crc32c:
+            raise ChecksumError(f"{ref.key}: crc32c is {checksum:08x}, the manifest says {ref.crc32c:08x}")

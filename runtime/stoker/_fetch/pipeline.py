@@ -203,9 +203,9 @@ class BatchPipeline:
     def _open(self, origin: StoredDataset, config: PipelineConfig, tier_set: TierSet) -> OpenDataset:
         if self._process.pid != os.getpid():
             self._process = _ProcessResources()
-        opened = OpenDataset(origin, config, self._copy_rows, tier_set, self._process)
-        self._tiers = opened.tiers or self._tiers
-        return opened
+        dataset = OpenDataset(origin, config, self._copy_rows, tier_set, self._process)
+        self._tiers = dataset.tiers or self._tiers
+        return dataset
 
     @property
     def _is_own_process(self) -> bool:
@@ -255,42 +255,42 @@ class BatchPipeline:
     def _is_at_end(self) -> bool:
         return self._end_epoch is not None and self._position[0] >= self._end_epoch
 
-    def _start_stream(self, opened: OpenDataset) -> None:
+    def _start_stream(self, dataset: OpenDataset) -> None:
         """Fetch from the current position on, from the data set opened for its epoch."""
         self._check_started()
-        self.source = opened
+        self.source = dataset
         started = time.perf_counter()
-        self._thread.run(opened.reader.prepare())
+        self._thread.run(dataset.reader.prepare())
         ended = time.perf_counter()
         self.counters.wait_seconds += ended - started
         if self._recorder is not None:
             self._recorder.add_wait(Phase.START, started, ended)
-        stream = self._stream = self._create_stream(opened)
+        stream = self._stream = self._create_stream(dataset)
         if self._is_stopped:  # checked after the assignment: either stop() saw the stream, or its flag is seen here
             self._stream = None
         self._check_started()
         stream.start()
 
-    def _create_stream(self, opened: OpenDataset) -> BatchStream:
+    def _create_stream(self, dataset: OpenDataset) -> BatchStream:
         epoch, position = self._position
         positions = PositionRange(
-            order=opened.config.order,
+            order=dataset.config.order,
             sharding=self._first_sharding,
             epoch=epoch,
             position=position,
             end_epoch=self._stream_end_epoch,
         )
-        on_request = self._thread.run(opened.track(positions)) if opened.tiers else None
-        queue: StepQueue[Any] = StepQueue(opened.reader.steps(positions), on_request)
+        on_request = self._thread.run(dataset.track(positions)) if dataset.tiers else None
+        queue: StepQueue[Any] = StepQueue(dataset.reader.steps(positions), on_request)
         prefetcher = Prefetcher(
-            opened.reader,
-            opened.ring,
+            dataset.reader,
+            dataset.ring,
             self.config.schedule,
             queue.next_item,
-            hedge_slots=opened.slots.hedge_slots,
+            hedge_slots=dataset.slots.hedge_slots,
             recorder=self._recorder,
         )
-        return BatchStream(queue, prefetcher, opened.reader, opened.first_touch, self._thread, self.counters)
+        return BatchStream(queue, prefetcher, dataset.reader, dataset.first_touch, self._thread, self.counters)
 
     @property
     def _stream_end_epoch(self) -> int | None:

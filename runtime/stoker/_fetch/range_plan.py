@@ -95,9 +95,9 @@ def plan_reads(
     """
     present = np.flatnonzero(ends > starts)
     values = present[np.lexsort((starts[present], objects[present]))]
-    of, begin, end = objects[values], starts[values], ends[values]
+    owners, begin, end = objects[values], starts[values], ends[values]
     is_first = np.ones(len(values), bool)
-    is_first[1:] = ~_merge_mask(of, begin, end, limits)
+    is_first[1:] = ~_merge_mask(owners, begin, end, limits)
     run = np.cumsum(is_first) - 1
     piece = (begin - begin[is_first][run]) // limits.range_bytes
     is_first[1:] |= piece[1:] > piece[:-1]
@@ -107,7 +107,7 @@ def plan_reads(
     addresses = np.zeros(len(starts), np.int64)
     addresses[values] = begin + np.repeat(offsets - range_starts, np.diff(firsts))
     return ReadPlan(
-        objects=of[firsts[:-1]],
+        objects=owners[firsts[:-1]],
         starts=range_starts,
         ends=range_ends,
         offsets=offsets,
@@ -118,11 +118,11 @@ def plan_reads(
 
 
 def _merge_mask(
-    of: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], limits: ReadLimits
+    owners: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], limits: ReadLimits
 ) -> NDArray[np.bool_]:
     """Return for each value but the first whether it is read in one range with the value before it."""
     gaps = np.maximum(begin[1:] - end[:-1], 0)
-    narrow = np.flatnonzero((of[1:] == of[:-1]) & (gaps <= limits.gap_bytes))
+    narrow = np.flatnonzero((owners[1:] == owners[:-1]) & (gaps <= limits.gap_bytes))
     narrow = narrow[np.argsort(gaps[narrow], kind="stable")]
     room_bytes = limits.slot_bytes - int((end - begin).sum())
     bridged = np.zeros(len(gaps), bool)
@@ -205,8 +205,8 @@ async def read_values(
         held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
 
         def verify(data: memoryview) -> None:
-            found = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
-            for address, size, value in found:
+            extents = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
+            for address, size, value in extents:
                 if crc32c(data[address : address + size]) != checksums[value]:
                     column, place = divmod(value, len(values.samples))
                     name, row = values.columns[column], values.samples.rows[place]
@@ -257,8 +257,8 @@ def forecast_groups(
     samples = -(-partition.samples // partition.readers)
     rows = mean_row_bytes(manifest, columns)
     group = _samples_per_group(sum(rows.values()), limits, partition.batch_size, samples)
-    drawn = Order(manifest.rows.samples, OrderConfig(shuffle="full"), epoch=0)
-    objects, places = drawn.locate(drawn.feistel()(np.arange(group)))
+    order = Order(manifest.rows.samples, OrderConfig(shuffle="full"), epoch=0)
+    objects, places = order.locate(order.feistel()(np.arange(group)))
     values = np.empty((2, len(rows), group), np.int64)
     column_starts = np.zeros(len(manifest))
     for number, row_bytes in enumerate(rows.values()):
@@ -288,9 +288,9 @@ def mean_row_bytes(manifest: Manifest, columns: Iterable[str]) -> dict[str, floa
     ragged = sum(not column.is_fixed for column in large.values())
     bodies = manifest.size_bytes - int(manifest.rows.head_bytes.sum(dtype=np.int64))
     ragged_bytes = max(0.0, bodies / manifest.samples - fixed_bytes) / max(1, ragged)
-    found = {
+    means = {
         name: float(large[name].element_bytes if large[name].is_fixed else ragged_bytes)
         for name in columns
         if name in large
     }
-    return {name: row_bytes for name, row_bytes in found.items() if row_bytes}
+    return {name: row_bytes for name, row_bytes in means.items() if row_bytes}

@@ -91,12 +91,12 @@ class HeadCache:
         async with self._locks.setdefault(row, asyncio.Lock()):
             if row not in self._heads:
                 self._heads[row] = await self._read(row, urgent)
-            opened = self._heads[row]
-            opened.users += 1
+            head = self._heads[row]
+            head.users += 1
         try:
-            yield opened
+            yield head
         finally:
-            opened.users -= 1
+            head.users -= 1
             self._heads.move_to_end(row)
             self._evict(0)
 
@@ -117,7 +117,7 @@ class HeadCache:
     def _evict(self, size_bytes: int) -> None:
         """Evict unused heads until ``size_bytes`` fit and no request waits for room."""
         while self._budget.has_waiters or self._budget.held + size_bytes > self._budget.limit:
-            idle = next((row for row, opened in self._heads.items() if not opened.users), None)
+            idle = next((row for row, head in self._heads.items() if not head.users), None)
             if idle is None:
                 return
             self._budget.release(self._heads.pop(idle).held_bytes)
@@ -186,15 +186,15 @@ class SampleReader:
             StoreError: bytes could not be read; names the object.
             FormatError: an object does not match the manifest.
         """
-        found: list[dict[str, Any]] = [{} for _ in indices]
+        samples: list[dict[str, Any]] = [{} for _ in indices]
         shares = list(self._group_rows(indices))
 
         async def read(share: _SuperSampleRows) -> None:
             is_whole = self._is_nearly_whole(share)
-            await (self._read_whole if is_whole else self._read_ranges)(share, found, urgent=len(shares) == 1)
+            await (self._read_whole if is_whole else self._read_ranges)(share, samples, urgent=len(shares) == 1)
 
         await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.max_concurrency))
-        return found
+        return samples
 
     def _group_rows(self, indices: NDArray[np.int64]) -> Iterator[_SuperSampleRows]:
         for super_sample, places in group_by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
@@ -207,17 +207,19 @@ class SampleReader:
         body_bytes = int(rows.size_bytes[share.super_sample]) - int(rows.head_bytes[share.super_sample])
         return 0 < (1.0 - MIN_SAVING) * body_bytes <= len(share.rows) * self._row_bytes
 
-    async def _read_whole(self, share: _SuperSampleRows, found: list[dict[str, Any]], *, urgent: bool) -> None:
+    async def _read_whole(self, share: _SuperSampleRows, samples: list[dict[str, Any]], *, urgent: bool) -> None:
         ref = self._manifest.ref(share.super_sample)
         async with self._value_budget.reserve(ref.size_bytes):
             data = memoryview(bytearray(ref.size_bytes))
             await self._fetcher.fetch_whole(ref, data, urgent=urgent)
             head = open_head(self._manifest, share.super_sample, data)
-            self._deliver(share, {name: _encoded_values(head, name, share.rows, data) for name in self._columns}, found)
+            self._deliver(
+                share, {name: _encoded_values(head, name, share.rows, data) for name in self._columns}, samples
+            )
 
-    async def _read_ranges(self, share: _SuperSampleRows, found: list[dict[str, Any]], *, urgent: bool) -> None:
-        async with self._heads.open(share.super_sample, urgent=urgent) as opened:
-            values, size_bytes = self._locate_values(share, opened.head), opened.head.size_bytes
+    async def _read_ranges(self, share: _SuperSampleRows, samples: list[dict[str, Any]], *, urgent: bool) -> None:
+        async with self._heads.open(share.super_sample, urgent=urgent) as head:
+            values, size_bytes = self._locate_values(share, head.head), head.head.size_bytes
             reads = values.plan(ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes))
             async with self._value_budget.reserve(reads.size_bytes):
                 data = memoryview(bytearray(reads.size_bytes))
@@ -228,8 +230,8 @@ class SampleReader:
                 large = zip(self._large, starts, ends, strict=True)
                 encoded = {name: _slice(data, first, last) for name, first, last in large}
                 small = [name for name in self._columns if name not in encoded]
-                encoded |= {name: _encoded_values(opened.head, name, share.rows, opened.data) for name in small}
-                self._deliver(share, encoded, found)
+                encoded |= {name: _encoded_values(head.head, name, share.rows, head.data) for name in small}
+                self._deliver(share, encoded, samples)
 
     def _locate_values(self, share: _SuperSampleRows, head: Head) -> ValueRanges:
         extents = np.empty((2, len(self._large), len(share.rows)), np.int64)
@@ -245,11 +247,11 @@ class SampleReader:
         )
 
     def _deliver(
-        self, share: _SuperSampleRows, encoded: Mapping[str, Sequence[memoryview]], found: list[dict[str, Any]]
+        self, share: _SuperSampleRows, encoded: Mapping[str, Sequence[memoryview]], samples: list[dict[str, Any]]
     ) -> None:
-        """Decode the requested samples into ``found``, each separately, so that no two share memory."""
+        """Decode the requested samples into ``samples``, each separately, so that no two share memory."""
         for place, row in zip(share.places.tolist(), share.which.tolist(), strict=True):
-            found[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
+            samples[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
 
 
 def _encoded_values(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:

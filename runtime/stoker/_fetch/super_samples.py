@@ -54,12 +54,12 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
         StoreError: the head could not be read; see :meth:`stoker._fetch.fetcher.Fetcher.fetch_ranges`.
         FormatError: the data is not a head, or does not match the manifest.
     """
-    size_bytes, wanted = int(manifest.rows.head_bytes[row]), int(manifest.rows.head_crc32c[row])
+    size_bytes, expected = int(manifest.rows.head_bytes[row]), int(manifest.rows.head_crc32c[row])
     ref, data = manifest.ref(row), into[:size_bytes]
 
     def verify(data: memoryview) -> None:
-        if (found := crc32c(data)) != wanted:
-            raise ChecksumError(f"{ref.key}: its head has crc32c {found:08x}, the manifest says {wanted:08x}")
+        if (checksum := crc32c(data)) != expected:
+            raise ChecksumError(f"{ref.key}: its head has crc32c {checksum:08x}, the manifest says {expected:08x}")
 
     await fetcher.fetch_ranges(ref, [RangePart(0, size_bytes, 0)], into=data, verify=verify, urgent=urgent)
     return open_head(manifest, row, data)
@@ -143,13 +143,13 @@ class SuperSampleReader:
             RingStateError: no slot was free.
         """
         manifest, ring, fetcher = self._manifest, self._ring, self._fetcher
-        wanted = manifest.ref(ref)
-        with ring.fill_slot(wanted.key, wanted.size_bytes) as slot:
-            data = ring.view(slot, wanted.size_bytes)
+        object_ref = manifest.ref(ref)
+        with ring.fill_slot(object_ref.key, object_ref.size_bytes) as slot:
+            data = ring.view(slot, object_ref.size_bytes)
             if not (self._is_partial and self.saving >= MIN_SAVING):
-                await fetcher.fetch_whole(wanted, data, urgent=urgent)
+                await fetcher.fetch_whole(object_ref, data, urgent=urgent)
                 self._record_contents(ref, slot, open_head(manifest, ref, data))
-            elif await fetcher.tiers.read(wanted, data):
+            elif await fetcher.tiers.read(object_ref, data):
                 self._record_contents(ref, slot, open_head(manifest, ref, data))
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
@@ -160,7 +160,7 @@ class SuperSampleReader:
                 ]
                 if parts:
                     verify = partial(self._verify, head)
-                    await fetcher.fetch_ranges(wanted, parts, into=data, verify=verify, urgent=urgent)
+                    await fetcher.fetch_ranges(object_ref, parts, into=data, verify=verify, urgent=urgent)
         return slot
 
     def _verify(self, head: Head, data: memoryview) -> None:
@@ -187,10 +187,10 @@ class SuperSampleReader:
             which: ``int64 [samples]``, index into ``slots``.
             rows: ``int64 [samples]``, row in that super-sample.
         """
-        opened = [self._heads_by_slot[slot] for slot in slots]
+        heads = [self._heads_by_slot[slot] for slot in slots]
         bases = np.array([self._ring.offset(slot) for slot in slots])
-        values = locate_values(self.columns, self._ring.memory, [head for _, head in opened], bases, which, rows)
-        return RowLocations(np.array([row for row, _ in opened])[which], rows, values)
+        values = locate_values(self.columns, self._ring.memory, [head for _, head in heads], bases, which, rows)
+        return RowLocations(np.array([row for row, _ in heads])[which], rows, values)
 
 
 def locate_values(
@@ -214,8 +214,8 @@ def locate_values(
 
     def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
         starts = bases + np.array([head.starts[tensor] for head in heads], np.int64)
-        found: NDArray[np.int64] = starts[which] + rows * row_bytes
-        return found
+        offsets: NDArray[np.int64] = starts[which] + rows * row_bytes
+        return offsets
 
     located: dict[str, ValueLocations] = {}
     for name, column in columns.items():

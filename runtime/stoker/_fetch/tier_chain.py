@@ -102,10 +102,10 @@ class TierChain:
 
     def _state(self, number: int, ref: ObjectRef) -> _TierState:
         """Return the state of the place from which a tier would read an object."""
-        place = self._places[number](ref)
-        member = self._states.get((number, place))
+        index = self._places[number](ref)
+        member = self._states.get((number, index))
         if member is None:
-            member = self._states[number, place] = _TierState(self._tiers[number], place)
+            member = self._states[number, index] = _TierState(self._tiers[number], index)
         return member
 
     async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
@@ -270,8 +270,8 @@ class TierChain:
         try:
             async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
                 with start_strand(ref.key, Phase.TIER):
-                    found = await member.tier.read(ref, into)
-            if not found:
+                    is_hit = await member.tier.read(ref, into)
+            if not is_hit:
                 return _TierOutcome.MISSING
             with start_strand(ref.key, Phase.VERIFY):
                 self._verify(ref, into)

@@ -35,9 +35,9 @@ def html_table(title: str, rows: TableRows) -> str:
 
 def describe_columns(columns: Mapping[str, Column]) -> str:
     """Return names, types and shapes of columns, such as ``image: uint8[32, 32, 3], caption: text``."""
-    shown = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_MAX_COLUMNS]]
-    rest = len(columns) - len(shown)
-    return ", ".join([*shown, f"and {format_count(rest, 'more column')}"] if rest else shown)
+    columns_text = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_MAX_COLUMNS]]
+    rest = len(columns) - len(columns_text)
+    return ", ".join([*columns_text, f"and {format_count(rest, 'more column')}"] if rest else columns_text)
 
 
 def describe_type(column: Column) -> str:

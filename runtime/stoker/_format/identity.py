@@ -63,8 +63,8 @@ def weak_identity(dataset: str, key: str, tag: str, size_bytes: int, crc32c: int
         size_bytes: size of the object.
         crc32c: CRC-32C of the object.
     """
-    found = hashlib.sha256(_WEAK_LABEL)
+    digest = hashlib.sha256(_WEAK_LABEL)
     for text in (dataset, key, tag, str(size_bytes), str(crc32c)):
         part = text.encode()
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.digest()[:IDENTITY_BYTES]
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()[:IDENTITY_BYTES]

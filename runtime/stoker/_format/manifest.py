@@ -119,8 +119,8 @@ class ManifestRows:
 
     def strong_identity(self, row: int) -> bytes | None:
         """Return the first 16 bytes of the SHA-256 of a row's object, None if unknown."""
-        found = _UNKNOWN if self.sha256_128 is None else self.sha256_128[row].tobytes()
-        return None if found == _UNKNOWN else found
+        identity = _UNKNOWN if self.sha256_128 is None else self.sha256_128[row].tobytes()
+        return None if identity == _UNKNOWN else identity
 
     @property
     def strong_identity_count(self) -> int:
@@ -273,10 +273,10 @@ class Manifest:
         keep = np.ones(len(self), np.bool_)
         runs: list[PackRun] = []
         for run, end in zip(self.runs, self._run_ends, strict=True):
-            kept = keep[end - run.rows : end]
+            kept_rows = keep[end - run.rows : end]
             for first, behind in numbers.get(run.run, ()):
-                kept[max(0, first - run.first_number) : max(0, behind - run.first_number)] = False
-            borders = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+                kept_rows[max(0, first - run.first_number) : max(0, behind - run.first_number)] = False
+            borders = np.flatnonzero(np.diff(kept_rows, prepend=False, append=False)).tolist()
             for first, behind in zip(borders[::2], borders[1::2], strict=True):
                 runs.append(PackRun(run.run, run.first_number + first, behind - first))
         return replace(self, rows=self.rows.select(keep), runs=tuple(runs))
@@ -336,9 +336,9 @@ class Manifest:
         arrays = tensorfile.arrays_of(header, data)
         try:
             metadata = header.metadata
-            found = _checksum(metadata, header.tensors, memoryview(data)[header.header_bytes :])
-            if metadata["crc32c"] != found:
-                raise ChecksumError(f"manifest has crc32c {found}, its header says {metadata['crc32c'][:20]!r}")
+            checksum = _checksum(metadata, header.tensors, memoryview(data)[header.header_bytes :])
+            if metadata["crc32c"] != checksum:
+                raise ChecksumError(f"manifest has crc32c {checksum}, its header says {metadata['crc32c'][:20]!r}")
             manifest = cls(
                 dataset=metadata["dataset"],
                 version=_parse_version(metadata["version"]),
@@ -385,8 +385,8 @@ _Arrays = dict[str, NDArray[Any]]
 
 def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.TensorInfo], data: bytes | memoryview) -> str:
     """Return the CRC-32C of the header's metadata and tensor names, then of the data section: 8 hexadecimal digits."""
-    said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
-    return f"{crc32c(data, crc32c(json.dumps(said, separators=(',', ':')).encode())):08x}"
+    content = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
+    return f"{crc32c(data, crc32c(json.dumps(content, separators=(',', ':')).encode())):08x}"
 
 
 def _parse_version(text: str) -> int:
@@ -419,18 +419,18 @@ def _parse_rows(arrays: _Arrays) -> ManifestRows:
 def _parse_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
     tags = tensorfile.decode_ragged("tag", arrays, count, "the manifest's text tags")
     try:
-        found = tuple(str(tag, "ascii") for tag in tags)
+        decoded = tuple(str(tag, "ascii") for tag in tags)
     except UnicodeDecodeError:
         raise FormatError("the manifest has a tag that is not printable ASCII") from None
-    if not all(map(str.isprintable, found)):  # tags are sent in HTTP headers
+    if not all(map(str.isprintable, decoded)):  # tags are sent in HTTP headers
         raise FormatError("the manifest has a tag that is not printable ASCII")
-    return found
+    return decoded
 
 
 def _parse_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
     ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
-    wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
-    if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in wanted):
+    expected = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
+    if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in expected):
         raise FormatError("the manifest's runs have the wrong shape or dtype")
     return tuple(
         PackRun(f"{run:016x}", first, count)

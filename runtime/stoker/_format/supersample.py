@@ -319,10 +319,10 @@ class Head:
         borders = np.arange(self.samples + 1 - start) if column.is_fixed else self.offsets[name][start:]
         ends = ((borders[1:] - borders[0]) * column.element_bytes).tolist()
         begin = 0
-        for row, (end, wanted) in enumerate(zip(ends, self.checksums[start:, index].tolist(), strict=True), start):
+        for row, (end, expected) in enumerate(zip(ends, self.checksums[start:, index].tolist(), strict=True), start):
             if begin >= len(data):
                 break
-            if crc32c(data[begin:end]) != wanted:
+            if crc32c(data[begin:end]) != expected:
                 raise ChecksumError(f"column {name!r} of row {row} is not what was packed: its checksum differs")
             begin = end
 
@@ -330,11 +330,11 @@ class Head:
 def _parse_metadata(metadata: Mapping[str, str]) -> tuple[Schema, PackOrigin, bool, int]:
     """Parse a header's metadata: schema, origin, whether it is the last of its run, CRC-32C of the data section."""
     if metadata.get("stoker") != FORMAT:
-        found = metadata.get("stoker")
+        format_name = metadata.get("stoker")
         raise FormatError(
             "this is not a super-sample"
-            if found is None
-            else f"super-sample format {found[:20]!r} is not {FORMAT!r}; use a newer stoker"
+            if format_name is None
+            else f"super-sample format {format_name[:20]!r} is not {FORMAT!r}; use a newer stoker"
         )
     try:
         dataset, run, ordinal = metadata["dataset"], metadata["run"], metadata["ordinal"]
@@ -391,9 +391,9 @@ class SuperSample:
         Raises:
             ChecksumError: the checksum is wrong.
         """
-        found = crc32c(self._data[self.head.header_bytes :])
-        if found != self.head.data_crc32c:
-            raise ChecksumError(f"data section has crc32c {found:08x}, its header says {self.head.data_crc32c:08x}")
+        checksum = crc32c(self._data[self.head.header_bytes :])
+        if checksum != self.head.data_crc32c:
+            raise ChecksumError(f"data section has crc32c {checksum:08x}, its header says {self.head.data_crc32c:08x}")
 
     def verify_values(self) -> None:
         """Verify every value by its own checksum.

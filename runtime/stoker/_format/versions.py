@@ -77,8 +77,8 @@ async def find_newest_manifest(store: Readable) -> Manifest | None:
         FormatError: an object is not a manifest.
         ChecksumError: a manifest is damaged.
     """
-    found = await _find_newest(RetryingReader(store))
-    return None if found is None else found.manifest
+    newest = await _find_newest(RetryingReader(store))
+    return None if newest is None else newest.manifest
 
 
 async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> Manifest:
@@ -96,7 +96,7 @@ async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> 
         Exception: an exception of ``build``; nothing was committed.
     """
     retrying = RetryingStore(store)
-    lost = 0
+    lost_races = 0
     while True:
         newest = await _find_newest(retrying)
         base = None if newest is None else newest.manifest
@@ -105,14 +105,14 @@ async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> 
             await advance_pointer(store, newest.manifest, newest.data)
             return built
         following = 1 if base is None else base.version + 1
-        if built.version != following or following <= lost:
+        if built.version != following or following <= lost_races:
             raise StoreError(
                 f"version {built.version} of {store.url} does not follow the newest version; nothing was committed"
             )
         try:
             return await publish(store, built)
         except PreconditionFailedError:
-            lost = following
+            lost_races = following
 
 
 async def publish(store: Store, manifest: Manifest) -> Manifest:
@@ -133,11 +133,11 @@ async def advance_pointer(store: Store, manifest: Manifest, data: bytes | bytear
     content = manifest.to_bytes() if data is None else data
     while True:
         try:
-            found, info = await retrying.get(POINTER_KEY)
+            pointer, info = await retrying.get(POINTER_KEY)
         except NotFoundError:
             tag = None
         else:
-            if _version_of(found) >= manifest.version:
+            if _version_of(pointer) >= manifest.version:
                 return
             tag = info.tag
         try:
@@ -179,15 +179,15 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _StoredManifest:
     except BucketNotFoundError as error:
         raise BucketNotFoundError(f"there is no data set: {error}") from error
     except NotFoundError:
-        found = await _list_newest(reader)
-    if found is None:
+        newest = await _list_newest(reader)
+    if newest is None:
         remedy = (
             "check the address, which ends with /v1/NAME"
             if reader.url.startswith("stoker+")
             else f"pack one with: stoker pack SOURCE {reader.url}"
         )
         raise NotFoundError(f"there is no data set at {reader.url}; {remedy}")
-    return found
+    return newest
 
 
 async def _list_newest(reader: RetryingReader[Readable]) -> _StoredManifest | None:
@@ -209,10 +209,10 @@ async def _find_newest(reader: RetryingReader[Readable]) -> _StoredManifest | No
 
 
 async def _read_version(reader: RetryingReader[Readable], version: int) -> _StoredManifest:
-    found = await _read_twice(reader, version_key(version))
-    if found.manifest.version != version:
-        raise FormatError(f"{reader.url}/{version_key(version)} says that it is version {found.manifest.version}")
-    return found
+    manifest = await _read_twice(reader, version_key(version))
+    if manifest.manifest.version != version:
+        raise FormatError(f"{reader.url}/{version_key(version)} says that it is version {manifest.manifest.version}")
+    return manifest
 
 
 async def _read_twice(reader: RetryingReader[Readable], key: str) -> _StoredManifest:

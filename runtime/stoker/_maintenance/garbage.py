@@ -111,12 +111,12 @@ async def collect_garbage(
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, not {keep_versions}; the newest version is never deleted")
     retrying = RetryingStore(store)
-    there = await _read_contents(retrying, keep_versions)
-    given_up = _find_abandoned(there, abandoned)
-    await _check_none_waits(retrying, there, given_up)
-    report = _create_report(there, given_up)
+    contents = await _read_contents(retrying, keep_versions)
+    given_up = _find_abandoned(contents, abandoned)
+    await _check_none_waits(retrying, contents, given_up)
+    report = _create_report(contents, given_up)
     if delete:
-        await _delete(retrying, there.newest, report)
+        await _delete(retrying, contents.newest, report)
         report = replace(report, is_deleted=True)
     return report
 
@@ -167,15 +167,15 @@ async def _read_contents(store: RetryingStore, keep_versions: int | None) -> _St
         raise NotFoundError(f"there is no data set at {store.url}, and no part of one")
     numbers = await versions.list_versions(store)
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
-    kept = [newest] if newest is not None else []
-    kept += [await versions.read_manifest(store, version) for version in numbers if version not in dropped]
+    manifests = [newest] if newest is not None else []
+    manifests += [await versions.read_manifest(store, version) for version in numbers if version not in dropped]
     return _StoreContents(
         url=store.url,
         objects=objects,
         records={item.key.removeprefix("packs/").removesuffix(".safetensors"): item.record for item in logged},
         newest=newest,
         dropped=tuple(dropped),
-        covered=_covered_intervals(kept),
+        covered=_covered_intervals(manifests),
     )
 
 
@@ -210,11 +210,11 @@ async def _check_none_waits(store: RetryingStore, contents: _StoreContents, aban
             or record.is_committed
         ):
             continue
-        found = record
+        pending = record
         if record.state == "packing":
             with suppress(FormatError):  # a run with a foreign object never completes
-                found = await restore_record(store, record)
-        if found.state == "complete" and not contents.is_refused(found):
+                pending = await restore_record(store, record)
+        if pending.state == "complete" and not contents.is_refused(pending):
             waiting.append(run)
     if waiting:
         raise PackError(

@@ -115,15 +115,15 @@ async def check_objects(
         StoreError: the store could not be read.
     """
     ordered = list(items)
-    found: dict[T, Checked] = {}
+    checked: dict[T, Checked] = {}
     problems: dict[T, str] = {}
 
     async def check_one(item: T) -> None:
         try:
             try:
-                found[item] = await check(item)
+                checked[item] = await check(item)
             except ChecksumError:  # it may have been damaged in transit
-                found[item] = await check(item)
+                checked[item] = await check(item)
         except BucketNotFoundError:
             raise
         except _BAD_OBJECT_ERRORS as error:
@@ -131,7 +131,7 @@ async def check_objects(
         on_checked(item, problems.get(item))
 
     await for_each(ordered, check_one, concurrency=concurrency)
-    return {item: found[item] for item in ordered if item in found}, problems
+    return {item: checked[item] for item in ordered if item in checked}, problems
 
 
 async def open_super_sample(
@@ -162,11 +162,11 @@ async def open_super_sample(
     return sample, replace(packed, sha256_128=await compute_sha256_128(data))
 
 
-def check_content(key: str, found: SuperSampleRecord, expected: ObjectRef | SuperSampleRecord) -> None:
+def check_content(key: str, actual: SuperSampleRecord, expected: ObjectRef | SuperSampleRecord) -> None:
     """Raise ChecksumError unless a completely read object has the checksum and the hash from the manifest."""
-    if found.crc32c != expected.crc32c:
-        raise ChecksumError(f"{key} has crc32c {found.crc32c:08x}, the manifest says {expected.crc32c:08x}")
-    if expected.sha256_128 is not None and found.sha256_128 != expected.sha256_128:
+    if actual.crc32c != expected.crc32c:
+        raise ChecksumError(f"{key} has crc32c {actual.crc32c:08x}, the manifest says {expected.crc32c:08x}")
+    if expected.sha256_128 is not None and actual.sha256_128 != expected.sha256_128:
         raise ChecksumError(f"{key} has the right CRC-32C, but another SHA-256: it was changed on purpose")
 
 
@@ -198,9 +198,9 @@ async def list_super_samples(store: Readable) -> dict[RunPosition, ObjectInfo]:
 
 async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: int, *, deep: bool) -> None:
     ref = manifest.ref(row)
-    sample, found = await open_super_sample(reader, ref.key, ref.size_bytes)
+    sample, actual = await open_super_sample(reader, ref.key, ref.size_bytes)
     head = sample.head
-    check_content(ref.key, found, ref)
+    check_content(ref.key, actual, ref)
     run, number = manifest.locate_row(row)
     if head.origin != PackOrigin(dataset=manifest.dataset, run=run, ordinal=number):
         raise FormatError(f"{ref.key} has the origin {head.origin}")
@@ -245,8 +245,8 @@ async def restore_record(store: Readable, record: PackRecord) -> PackRecord:
     if schema is None:
         return record
     manifest = Manifest.of(dataset, schema, places)
-    found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
-    return found if found.progress > record.progress else record
+    restored = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
+    return restored if restored.progress > record.progress else record
 
 
 async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tuple[Head, SuperSampleRecord]:

@@ -107,21 +107,21 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     """
     reader = RetryingReader(store)
     survey = await _read_survey(reader)
-    claimed = dict(place for source in survey.sources for place in _iter_positions(source))
+    claimed = dict(position for source in survey.sources for position in _iter_positions(source))
     repeated = _find_repeated(survey, claimed)
-    wanted = {place: packed for place, packed in claimed.items() if place not in repeated}
-    found, lost = await _check_claimed(reader, wanted, survey.objects, whole=verify)
+    expected = {position: packed for position, packed in claimed.items() if position not in repeated}
+    checked, lost = await _check_claimed(reader, expected, survey.objects, whole=verify)
     owned = claimed.keys() | repeated
     orphans = sorted(await _find_orphans(reader, survey, owned))
     adopted: dict[RunPosition, _Orphan] = {}
-    refused: tuple[BadObject, ...] = ()
+    rejected: tuple[BadObject, ...] = ()
     if adopt:
-        adopted, refused = await _adopt(reader, survey, orphans)
+        adopted, rejected = await _adopt(reader, survey, orphans)
     dataset = survey.dataset or next((orphan.dataset for orphan in adopted.values()), None)
-    rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
+    rows = {**checked, **{position: orphan.packed for position, orphan in adopted.items()}}
     if dataset is None or not rows:
         await versions.check_bucket(store, "super-sample")
-        raise NotFoundError(_describe_nothing_found(store.url, orphans, refused))
+        raise NotFoundError(_describe_nothing_found(store.url, orphans, rejected))
     packed = [(run, packed) for (run, _), packed in rows.items()]
     rebuilt = Manifest.of(*dataset, packed, survey.newest_version + 1)
     manifest = await _publish(store, survey.base, rebuilt)
@@ -130,15 +130,15 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         is_new=manifest is rebuilt,
         lost=lost,
         adopted=_keys(adopted),
-        orphans=_keys(place for place in orphans if place not in adopted),
-        refused=refused,
+        orphans=_keys(position for position in orphans if position not in adopted),
+        refused=rejected,
         gaps=tuple(_find_gaps(survey, adopted, owned) if adopt else _find_unrecorded(survey, orphans)),
         repeats=tuple(_find_repeats(adopted)),
     )
 
 
 def _keys(places: Iterable[RunPosition]) -> tuple[str, ...]:
-    return tuple(object_key(*place) for place in places)
+    return tuple(object_key(*position) for position in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +214,13 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
 
 async def _read_newest_manifest(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
     """Return the newest readable version, which may exist only as the pointer's copy."""
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     for version in (None, *reversed(numbers)):
         with suppress(NotFoundError, FormatError, ChecksumError):
-            found.append(await versions.read_manifest(reader, version))
+            manifests.append(await versions.read_manifest(reader, version))
             if version is not None:
                 break
-    return max(found, key=lambda manifest: manifest.version, default=None)
+    return max(manifests, key=lambda manifest: manifest.version, default=None)
 
 
 def _find_overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
@@ -242,18 +242,18 @@ def _find_repeated(survey: _Survey, claimed: Mapping[RunPosition, SuperSampleRec
     replaced are complete.
     """
     runs = {run.run for source in survey.sources for run in source.runs}
-    there = claimed.keys() & survey.objects.keys()
+    present = claimed.keys() & survey.objects.keys()
     numbers = _numbers_by_run(survey.objects.keys() | claimed.keys())
-    found: set[RunPosition] = set()
+    repeated: set[RunPosition] = set()
     compactions = [record for record in survey.records if record.replaces and record.run in runs]
     for record in sorted(compactions, key=lambda record: record.version or math.inf, reverse=True):
         replaced = _find_replaced(record, numbers)
-        is_replaced_whole = len(replaced) == sum(run.rows for run in record.replaces) and replaced <= there
-        own = set() if record.prefix is None else {place for place, _ in _iter_positions(record.prefix)}
-        is_whole = bool(own) and not own - survey.objects.keys() - found
+        is_replaced_whole = len(replaced) == sum(run.rows for run in record.replaces) and replaced <= present
+        own = set() if record.prefix is None else {position for position, _ in _iter_positions(record.prefix)}
+        is_whole = bool(own) and not own - survey.objects.keys() - repeated
         # The missing super-samples of a compaction that is left out are still reported as lost.
-        found |= own & survey.objects.keys() if is_replaced_whole and not is_whole else replaced
-    return found
+        repeated |= own & survey.objects.keys() if is_replaced_whole and not is_whole else replaced
+    return repeated
 
 
 def _find_replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[RunPosition]:
@@ -268,10 +268,10 @@ def _find_replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> 
 
 def _numbers_by_run(places: Iterable[RunPosition]) -> Mapping[str, list[int]]:
     """Return the numbers of each run, in ascending order."""
-    found: dict[str, list[int]] = defaultdict(list)
+    numbers: dict[str, list[int]] = defaultdict(list)
     for run, number in sorted(places):
-        found[run].append(number)
-    return found
+        numbers[run].append(number)
+    return numbers
 
 
 async def _find_orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[RunPosition]) -> set[RunPosition]:
@@ -281,13 +281,13 @@ async def _find_orphans(reader: RetryingReader[Readable], survey: _Survey, owned
     """
     waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
     theirs = waiting | survey.overwritten
-    found = {place for place in survey.objects if place not in owned and place[0] not in theirs}
+    orphans = {position for position in survey.objects if position not in owned and position[0] not in theirs}
     for version in survey.numbers:
         with suppress(NotFoundError, FormatError, ChecksumError):
-            found.difference_update(
-                place for place, _ in _iter_positions(await versions.read_manifest(reader, version))
+            orphans.difference_update(
+                position for position, _ in _iter_positions(await versions.read_manifest(reader, version))
             )
-    return found
+    return orphans
 
 
 def _select_sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Manifest, ...]:
@@ -304,8 +304,10 @@ def _select_sources(base: Manifest | None, records: Sequence[PackRecord]) -> tup
     committed = sorted(by_claim["committed"], key=lambda record: record.version)
     is_founded = base is not None or committed or len(by_claim["create"]) > 1
     finished = [*committed, *([] if is_founded else by_claim["create"]), *by_claim["append"]]
-    found = [manifest for manifest in (base, *(record.prefix for record in finished)) if manifest is not None]
-    return tuple(each for each in found if (each.dataset, each.schema) == (found[0].dataset, found[0].schema))
+    manifests = [manifest for manifest in (base, *(record.prefix for record in finished)) if manifest is not None]
+    return tuple(
+        each for each in manifests if (each.dataset, each.schema) == (manifests[0].dataset, manifests[0].schema)
+    )
 
 
 def _membership_reason(record: PackRecord, base_version: int) -> str:
@@ -323,14 +325,16 @@ def _iter_positions(manifest: Manifest) -> Iterable[tuple[RunPosition, SuperSamp
     return (((run, packed.ordinal), packed) for run, packed in manifest.records())
 
 
-def _describe_nothing_found(url: str, orphans: Sequence[RunPosition], refused: Sequence[BadObject]) -> str:
+def _describe_nothing_found(url: str, orphans: Sequence[RunPosition], rejected: Sequence[BadObject]) -> str:
     if not orphans:
         return f"there are no super-samples at {url} to build a manifest from"
-    there = f"{format_count(len(orphans), 'super-sample')} of {format_count(len({run for run, _ in orphans}), 'run')}"
-    if refused:
-        return f"none of the {there} at {url} can be used; the first: {refused[0].key}: {refused[0].problem}"
+    count_text = (
+        f"{format_count(len(orphans), 'super-sample')} of {format_count(len({run for run, _ in orphans}), 'run')}"
+    )
+    if rejected:
+        return f"none of the {count_text} at {url} can be used; the first: {rejected[0].key}: {rejected[0].problem}"
     return (
-        f"{url} has {there}, but neither a manifest nor the record of a finished pack that lists them; "
+        f"{url} has {count_text}, but neither a manifest nor the record of a finished pack that lists them; "
         f"stoker rebuild-manifest --adopt {url} reads them and builds a manifest of those that are intact"
     )
 
@@ -364,13 +368,13 @@ def _find_repeats(adopted: Mapping[RunPosition, _Orphan]) -> Iterable[BadObject]
     """Yield an adopted super-sample that begins with the same samples as one of another run, once per pair of runs."""
     seen: dict[bytes, RunPosition] = {}
     reported: set[frozenset[str]] = set()
-    for place, orphan in adopted.items():
-        other = seen.setdefault(orphan.first_checksums[0], place)
+    for position, orphan in adopted.items():
+        other = seen.setdefault(orphan.first_checksums[0], position)
         both = zip(orphan.first_checksums, adopted[other].first_checksums, strict=False)
-        pair = frozenset((place[0], other[0]))
+        pair = frozenset((position[0], other[0]))
         if len(pair) == 2 and pair not in reported and all(mine == theirs for mine, theirs in both):
             reported.add(pair)
-            key = object_key(*place)
+            key = object_key(*position)
             yield BadObject(
                 key,
                 f"{key} begins with the samples of {object_key(*other)}; if one of the two runs is a compaction of the "
@@ -386,8 +390,8 @@ def _find_unrecorded(survey: _Survey, orphans: Iterable[RunPosition]) -> Iterabl
     for run, places in groupby(orphans, key=itemgetter(0)):
         if run not in recorded:
             key, count = object_key(run, next(places)[1]), 1 + sum(1 for _ in places)
-            found = format_count(count, "super-sample")
-            yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt adds it")
+            count_text = format_count(count, "super-sample")
+            yield BadObject(key, f"{key} begins a run of {count_text} without a record; --adopt adds it")
 
 
 async def _check_claimed(
@@ -403,15 +407,15 @@ async def _check_claimed(
     """
     check_one = _check_whole if whole else _check_head
 
-    async def check(place: RunPosition) -> SuperSampleRecord:
-        if place not in objects:
-            raise NotFoundError(f"{object_key(*place)} does not exist")
-        return await check_one(reader, objects[place], claimed[place])
+    async def check(position: RunPosition) -> SuperSampleRecord:
+        if position not in objects:
+            raise NotFoundError(f"{object_key(*position)} does not exist")
+        return await check_one(reader, objects[position], claimed[position])
 
-    found, problems = await check_objects(
+    checked, problems = await check_objects(
         claimed, check, concurrency=_MAX_CONCURRENT_OBJECTS if whole else _MAX_CONCURRENT_HEADS
     )
-    return found, _bad_objects(claimed, problems)
+    return checked, _bad_objects(claimed, problems)
 
 
 async def _check_head(
@@ -430,9 +434,9 @@ async def _check_head(
 async def _check_whole(
     reader: RetryingReader[Readable], info: ObjectInfo, packed: SuperSampleRecord
 ) -> SuperSampleRecord:
-    _, found = await open_super_sample(reader, info.key, packed.size_bytes)
-    check_content(info.key, found, packed)
-    return replace(packed, tag=info.tag, sha256_128=found.sha256_128)
+    _, actual = await open_super_sample(reader, info.key, packed.size_bytes)
+    check_content(info.key, actual, packed)
+    return replace(packed, tag=info.tag, sha256_128=actual.sha256_128)
 
 
 async def _adopt(
@@ -444,24 +448,24 @@ async def _adopt(
     """
     if survey.may_have_replaced:
         reason = "has no record; functions add to this data set, so its samples may be in it already"
-        return {}, _bad_objects(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
+        return {}, _bad_objects(orphans, {position: f"{object_key(*position)} {reason}" for position in orphans})
     opened, problems = await check_objects(orphans, partial(_open_orphan, reader), concurrency=_MAX_CONCURRENT_OBJECTS)
     dataset = survey.dataset or next((orphan.dataset for orphan in opened.values()), None)
-    adopted = {place: orphan for place, orphan in opened.items() if orphan.dataset == dataset}
-    for place in opened.keys() - adopted.keys():
-        problems[place] = f"{object_key(*place)} belongs to another data set or has another schema"
+    adopted = {position: orphan for position, orphan in opened.items() if orphan.dataset == dataset}
+    for position in opened.keys() - adopted.keys():
+        problems[position] = f"{object_key(*position)} belongs to another data set or has another schema"
     return adopted, _bad_objects(orphans, problems)
 
 
 def _bad_objects(places: Iterable[RunPosition], problems: Mapping[RunPosition, str]) -> tuple[BadObject, ...]:
     """Return the bad objects among ``places``, in their order."""
-    return tuple(BadObject(object_key(*place), problems[place]) for place in places if place in problems)
+    return tuple(BadObject(object_key(*position), problems[position]) for position in places if position in problems)
 
 
-async def _open_orphan(reader: RetryingReader[Readable], place: RunPosition) -> _Orphan:
-    sample, packed = await open_super_sample(reader, object_key(*place))
+async def _open_orphan(reader: RetryingReader[Readable], position: RunPosition) -> _Orphan:
+    sample, packed = await open_super_sample(reader, object_key(*position))
     head = sample.head
-    if (head.origin.run, head.origin.ordinal) != place:
-        raise FormatError(f"{object_key(*place)} has the origin {head.origin}")
+    if (head.origin.run, head.origin.ordinal) != position:
+        raise FormatError(f"{object_key(*position)} has the origin {head.origin}")
     first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
     return _Orphan((head.origin.dataset, head.schema), packed, head.is_last, first_checksums)

@@ -132,8 +132,8 @@ class Order:
             last = int(np.searchsorted(self._starts, end, "left"))
             borders = self._starts[first : last + 1]
             rows = np.stack([np.maximum(borders[:-1], start), np.minimum(borders[1:], end)]) - borders[:-1]
-            kept = rows[1] > rows[0]
-            self._lanes[lane] = Lane(self, lane, self._sequence[first:last][kept], rows[:, kept])
+            is_kept = rows[1] > rows[0]
+            self._lanes[lane] = Lane(self, lane, self._sequence[first:last][is_kept], rows[:, is_kept])
         return self._lanes[lane]
 
     def feistel(self) -> FeistelPermutation:
@@ -206,9 +206,9 @@ class Lane:
         """Return the number of pieces."""
         return len(self.super_samples)
 
-    def block_of(self, place: int) -> int:
+    def block_of(self, position: int) -> int:
         """Return the block that contains a place of the lane."""
-        return int(np.searchsorted(self.block_ends, place, "right"))
+        return int(np.searchsorted(self.block_ends, position, "right"))
 
     def first_places(self) -> NDArray[np.int64]:
         """Return the place of the lane from which each piece is needed, ``int64 [pieces]``: its first block's start."""
@@ -237,12 +237,12 @@ class Lane:
     def _make_block(self, block: int) -> Block:
         pieces = self.pieces_of(block)
         parts = [self._rows_of(piece, block) for piece in pieces]
-        which = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         rows = np.concatenate(parts)
         if self._order.config.shuffle != "none":
             shuffled = _permutation(self._order, len(rows), Purpose.BLOCK, block, self._lane)
-            which, rows = which[shuffled], rows[shuffled]
-        return Block(pieces, which, rows)
+            owners, rows = owners[shuffled], rows[shuffled]
+        return Block(pieces, owners, rows)
 
     def _rows_of(self, piece: int, block: int) -> NDArray[np.int64]:
         """Return the rows of a piece that belong to a block, before the permutation of the block."""
@@ -258,23 +258,23 @@ class Lane:
         if piece in self._row_permutations:
             return self._row_permutations[piece]
         index, part = int(self.super_samples[piece]), int(self.row_starts[piece])
-        drawn = _permutation(self._order, int(self._counts[piece]), Purpose.ROWS, index, part)
-        self._row_permutations[piece] = drawn
+        permutation = _permutation(self._order, int(self._counts[piece]), Purpose.ROWS, index, part)
+        self._row_permutations[piece] = permutation
         if len(self._row_permutations) > self._parts:
             self._row_permutations.popitem(last=False)
-        return drawn
+        return permutation
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
         """Return the samples at places ``[start, start + count)``, ``count >= 1``, as numbers in packed order."""
-        found: list[NDArray[np.int64]] = []
+        parts: list[NDArray[np.int64]] = []
         block = self.block_of(start)
         begin = int(self.block_ends[block - 1]) if block else 0
         while begin < start + count:
             content = self.block(block)
             ids = self._order.sample_ids(self.super_samples[content.pieces.start + content.which], content.rows)
-            found.append(ids[max(0, start - begin) : start + count - begin])
+            parts.append(ids[max(0, start - begin) : start + count - begin])
             begin, block = int(self.block_ends[block]), block + 1
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
 
 EPOCHS_FOLDER = "epochs/"
@@ -334,9 +334,9 @@ class EpochLayout:
         """Return the folder of any epoch of the run."""
         return f"{self.run_folder}{epoch:08d}/"
 
-    def run_id(self, *what: object) -> str:
+    def run_id(self, *values: object) -> str:
         """Return the id of the pack run for a part of the epoch; equal parts give equal ids."""
-        return _digest([self.dataset, *what])
+        return _digest([self.dataset, *values])
 
     def positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of rows, ``int64 [n]``."""
@@ -382,5 +382,5 @@ class EpochLayout:
         return self.order.feistel()
 
 
-def _digest(what: list[object]) -> str:
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+def _digest(values: list[object]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

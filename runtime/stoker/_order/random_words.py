@@ -64,8 +64,8 @@ def permutation(
     count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0
 ) -> NDArray[np.int64]:
     """Return a uniform permutation of ``range(count)``: the stable argsort of ``count`` words (ties by index)."""
-    drawn = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
-    return np.argsort(drawn, kind="stable")
+    keys = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
+    return np.argsort(keys, kind="stable")
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -175,9 +175,11 @@ class RankSharding(Sharding):
         """Return items ``[first, last)`` of the positions ``[position, end)`` after these are grouped by lane."""
         rows, rest = divmod(end - position, self.lanes)
         if rows and not rest and not position % self.lanes:  # the usual case: all lanes have the same places
-            place = position // self.lanes
+            lane_position = position // self.lanes
             return tuple(
-                LaneSlice(lane, place + max(0, first - lane * rows), place + min(rows, last - lane * rows))
+                LaneSlice(
+                    lane, lane_position + max(0, first - lane * rows), lane_position + min(rows, last - lane * rows)
+                )
                 for lane in range(first // rows, -(-last // rows))
             )
         lanes = np.arange(self.lanes)
@@ -203,7 +205,7 @@ class RankSharding(Sharding):
         first, last = self.rank * self.batch_size, (self.rank + 1) * self.batch_size
         starts = range(0, period * self.global_batch, self.global_batch)
         slices = (self._slices(start, start + self.global_batch, first, last) for start in starts)
-        return np.array(sorted({part.lane for found in slices for part in found}), np.int64)
+        return np.array(sorted({part.lane for slice_parts in slices for part in slice_parts}), np.int64)
 
     def max_open_lanes(self) -> int:
         """Return the maximum number of lanes that this rank reads concurrently, from any starting position.

@@ -147,8 +147,8 @@ class SuperSampleSteps(StepSource[int]):
         return item
 
     def _take_first_uses(self) -> tuple[tuple[int, int], ...]:
-        taken, self._first_uses = tuple(self._first_uses), []
-        return taken
+        first_uses, self._first_uses = tuple(self._first_uses), []
+        return first_uses
 
     def _iter_lane_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
@@ -197,13 +197,13 @@ class SuperSampleSteps(StepSource[int]):
         for step, is_last in sharding.steps(position):
             positions = np.concatenate([part.positions(sharding.lanes) for part in step.slices])
             super_samples, rows = order.locate(permuted(positions))
-            found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
-            for super_sample in found[np.argsort(first)].tolist():
+            items, first, inverse = np.unique(super_samples, return_index=True, return_inverse=True)
+            for super_sample in items[np.argsort(first)].tolist():
                 if super_sample not in held:
                     held[super_sample] = self._new_item(super_sample)
             segment = Segment(
-                items=tuple(held[super_sample] for super_sample in found.tolist()),
-                row_indices=partial(_return_rows, (which, rows)),
+                items=tuple(held[super_sample] for super_sample in items.tolist()),
+                row_indices=partial(_return_rows, (inverse, rows)),
                 released_after=tuple(held.values()) if is_last else (),
             )
             yield PlannedStep(0, order.epoch, step.end, is_last, (segment,), step.repeated, self._take_first_uses())

@@ -68,8 +68,8 @@ class BucketCatalog:
 
     async def read_journal(self, run: str) -> Journal:
         """Return the journal of a run as the bucket has it: one GET."""
-        found = await read_record(self.store, record_key(run))
-        return Journal(self.store, None if found is None else found.tag, None if found is None else found.record)
+        stored = await read_record(self.store, record_key(run))
+        return Journal(self.store, None if stored is None else stored.tag, None if stored is None else stored.record)
 
     async def records(self) -> list[PackRecord]:
         """Return every readable record: one LIST, and one GET for each record that is not cached as committed.
@@ -79,20 +79,20 @@ class BucketCatalog:
         if self._committed is None:
             self._committed = await self._read_digest()
         logged = await list_records(self.store, known=self._committed)
-        found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
+        by_key = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
         # The clock of the last committer or of this machine may be wrong.
-        last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
+        last_seconds = max((record.committed_seconds for _, record in by_key.values()), default=0)
         young_seconds = min(last_seconds, self._clock()) - SOURCE_RETENTION_SECONDS
         self._committed = {
             key: (tag, _trim_committed(record, young_seconds))
-            for key, (tag, record) in found.items()
+            for key, (tag, record) in by_key.items()
             if record.is_committed
         }
         self._open = {
-            record.run: Journal(self.store, tag, record) for tag, record in found.values() if not record.is_committed
+            record.run: Journal(self.store, tag, record) for tag, record in by_key.values() if not record.is_committed
         }
         await self._write_digest()
-        return [record for _, record in (found | self._committed).values()]
+        return [record for _, record in (by_key | self._committed).values()]
 
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Write the records of committed runs to the bucket: one PUT each, and a GET if it was not read before."""
@@ -112,16 +112,16 @@ class BucketCatalog:
         """Do nothing: the caller closes the store."""
 
     async def _read_digest(self) -> dict[str, tuple[str, PackRecord]]:
-        found: dict[str, tuple[str, PackRecord]] = {}
+        records: dict[str, tuple[str, PackRecord]] = {}
         with suppress(NotFoundError):
             data, info = await self.store.get(DIGEST_KEY)
             self._digest_tag = info.tag
             try:
-                found = decode_digest(data)
+                records = decode_digest(data)
             except (FormatError, ChecksumError) as error:
                 _log.warning("ignoring %s/%s: %s", self.store.url, DIGEST_KEY, error)
-        self._digest_tags = {key: tag for key, (tag, _) in found.items()}
-        return found
+        self._digest_tags = {key: tag for key, (tag, _) in records.items()}
+        return records
 
     async def _write_digest(self) -> None:
         """Write the digest if reading the records that it lacks costs more than writing it."""
@@ -177,10 +177,10 @@ def decode_digest(data: bytes) -> dict[str, tuple[str, PackRecord]]:
     count = arrays["tag.offsets"].size - 1
     tags = tensorfile.decode_ragged("tag", arrays, count, "the digest's tags")
     pieces = tensorfile.decode_ragged("record", arrays, count, "the digest's records")
-    found: dict[str, tuple[str, PackRecord]] = {}
+    records: dict[str, tuple[str, PackRecord]] = {}
     for tag, piece in zip(tags, pieces, strict=True):
         record = PackRecord.from_bytes(piece)
         if not record.is_committed:
             raise FormatError(f"the digest has the record of run {record.run}, which is not committed")
-        found[record_key(record.run)] = str(tag, "utf-8", "replace"), record
-    return found
+        records[record_key(record.run)] = str(tag, "utf-8", "replace"), record
+    return records

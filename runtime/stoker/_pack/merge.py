@@ -97,8 +97,8 @@ async def merge(
         waiting, lapsed = (
             _select_of_job(job, records, base, memory, store.url) if job else _select_waiting(records, base, memory)
         )
-        taken, refused = _select_fitting(waiting, base, job, store.url)
-        added, dropped, repeated_samples = await _remove_repeated(store, catalog, memory, taken, base)
+        accepted, rejected = _select_fitting(waiting, base, job, store.url)
+        added, dropped, repeated_samples = await _remove_repeated(store, catalog, memory, accepted, base)
         manifest = base
         if added:
             try:
@@ -113,7 +113,7 @@ async def merge(
             runs=len(added),
             added_samples=sum(record.samples for record in added),
             repeated_samples=repeated_samples,
-            refused=refused,
+            refused=rejected,
         )
 
 
@@ -138,8 +138,8 @@ def _build_next_version(base: Manifest | None, added: Sequence[PackRecord], newe
     runs = tuple(run for prefix in prefixes for run in prefix.runs)
     if newest is None:
         return replace(prefixes[0], version=1, rows=ManifestRows.of(packed), runs=runs)
-    kept = newest.remove_runs(run for record in added for run in record.replaces)
-    return kept.append_runs(ManifestRows.of(packed), *runs)
+    remaining = newest.remove_runs(run for record in added for run in record.replaces)
+    return remaining.append_runs(ManifestRows.of(packed), *runs)
 
 
 async def _repair_records(
@@ -236,17 +236,19 @@ def _select_fitting(
 ) -> tuple[list[PackRecord], tuple[str, ...]]:
     """Return the runs with the data set's columns and its id or provisional id, and the ids of the other runs."""
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
-    fitting, refused = [], []
+    fitting, rejected = [], []
     for record in waiting:
         if first and record.prefix and fits(record.prefix, first, url):
             fitting.append(record)
         else:
-            refused.append(record.run)
-    if refused and job is not None:
-        raise PackError(f"run {refused[0]} of job {job.id} was packed for another data set than that at {url}")
-    if refused:
-        _log.warning("%s: %d runs belong to another data set or have other columns: %s", url, len(refused), refused[:5])
-    return fitting, tuple(refused)
+            rejected.append(record.run)
+    if rejected and job is not None:
+        raise PackError(f"run {rejected[0]} of job {job.id} was packed for another data set than that at {url}")
+    if rejected:
+        _log.warning(
+            "%s: %d runs belong to another data set or have other columns: %s", url, len(rejected), rejected[:5]
+        )
+    return fitting, tuple(rejected)
 
 
 def fits(prefix: Manifest, base: Manifest, url: str) -> bool:
@@ -343,8 +345,8 @@ class DedupIndex:
         if not len(self._sorted):
             return np.zeros(len(wanted), np.bool_)
         places = np.searchsorted(self._sorted, wanted)
-        found: NDArray[np.bool_] = self._sorted[np.minimum(places, len(self._sorted) - 1)] == wanted
-        return found
+        is_found: NDArray[np.bool_] = self._sorted[np.minimum(places, len(self._sorted) - 1)] == wanted
+        return is_found
 
     def add_new(self, names: NDArray[np.uint8]) -> list[bool]:
         """Add the names, and return for each whether it is new."""

@@ -103,12 +103,12 @@ async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
     identity = _hash_pack(store, config, base if config.mode == "append" else None)
     creates = config.mode == "create" or base is None
     logged = await list_records(store, "" if creates else run_prefix(identity))
-    known = [(item.record, item.tag) for item in logged if item.record is not None]
-    for record, tag in known:
+    records = [(item.record, item.tag) for item in logged if item.record is not None]
+    for record, tag in records:
         if record.identity == identity and not record.is_committed:
             return await _plan_resumed_run(store, record, tag, base)
     if creates:
-        check_can_create(store, base, [record for record, _ in known])
+        check_can_create(store, base, [record for record, _ in records])
     tags = {item.key: item.tag for item in logged}
     return _plan_new_run(store, config, identity, base, tags)
 
@@ -170,8 +170,8 @@ def _hash_pack(store: Readable, config: PackConfig, base: Manifest | None) -> st
     else:
         source = ["url", store.url] if config.mode == "create" else ["nameless", secrets.token_hex(16)]
     dataset = None if base is None else base.dataset
-    what = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    content = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> Manifest:
@@ -256,10 +256,10 @@ async def _is_prefix_stored(store: Readable, prefix: Manifest, dataset: str) -> 
     """Return whether every object of a record's prefix is in the store with its recorded size and tag."""
     run = prefix.runs[0].run
     stored = {info.key: info async for info in RetryingReader(store).list(f"data/{run}/")}
-    found = (stored.get(prefix.key(row)) for row in range(len(prefix)))
+    stored_objects = (stored.get(prefix.key(row)) for row in range(len(prefix)))
     return prefix.dataset == dataset and all(
         info is not None and (info.size_bytes, info.tag) == (prefix.rows.size_bytes[row], prefix.rows.tag(row))
-        for row, info in enumerate(found)
+        for row, info in enumerate(stored_objects)
     )
 
 

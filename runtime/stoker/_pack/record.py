@@ -251,8 +251,8 @@ def _parse_replaces(text: str) -> tuple[PackRun, ...]:
 
 
 def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:
-    said = json.dumps({name: metadata[name] for name in sorted(metadata) if name != "crc32c"}).encode()
-    return f"{crc32c(data, crc32c(said)):08x}"
+    content = json.dumps({name: metadata[name] for name in sorted(metadata) if name != "crc32c"}).encode()
+    return f"{crc32c(data, crc32c(content)):08x}"
 
 
 def _check_match(pattern: re.Pattern[str], text: str) -> str:
@@ -288,20 +288,20 @@ async def list_records(
     """
     reader = RetryingReader(store)
     known = known or {}
-    found: dict[str, StoredRecord] = {}
+    records: dict[str, StoredRecord] = {}
 
     async def read(info: ObjectInfo) -> None:
         tag, record = known.get(info.key, ("", None))
         logged = StoredRecord(info.key, tag, record) if tag == info.tag else await read_record(reader, info.key)
         if logged is not None:
-            found[info.key] = logged
+            records[info.key] = logged
 
     try:
-        listed = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY_PATTERN.fullmatch(info.key)]
+        infos = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY_PATTERN.fullmatch(info.key)]
     except NotFoundError:  # the bucket itself does not exist, such as a local folder before its first object
         return []
-    await for_each(listed, read, concurrency=_MAX_CONCURRENT_READS)
-    return [found[key] for key in sorted(found)]
+    await for_each(infos, read, concurrency=_MAX_CONCURRENT_READS)
+    return [records[key] for key in sorted(records)]
 
 
 async def read_record(store: Readable, key: str) -> StoredRecord | None:
@@ -350,11 +350,11 @@ class Journal:
             try:
                 info = await self._store.put(key, record.to_bytes(), if_absent=self.tag is None, if_tag=self.tag)
             except PreconditionFailedError:
-                found = await read_record(self._store, key)
-                if found is None:
+                stored = await read_record(self._store, key)
+                if stored is None:
                     raise PackError(
                         f"{self._store.url}/{key} was deleted while the pack was running; pack again"
                     ) from None
-                self.tag, self.recorded = found.tag, found.record
+                self.tag, self.recorded = stored.tag, stored.record
             else:
                 self.tag, self.recorded = info.tag, record

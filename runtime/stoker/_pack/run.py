@@ -265,10 +265,10 @@ class RunWriter:
 
     async def _upload(self, finished: FinishedSuperSample) -> SuperSampleRecord:
         key = object_key(self.record.run, finished.packed.ordinal)
-        stored = await put_super_sample(self._store, key, finished.data, finished.packed)
-        if stored is None:
+        info = await put_super_sample(self._store, key, finished.data, finished.packed)
+        if info is None:
             raise self._source_changed_error(f"{self._store.url}/{key} holds other samples")
-        return stored
+        return info
 
     async def _save(self, packed: list[SuperSampleRecord], state: str, version: int = 0) -> None:
         prefix = self.manifest(packed) if packed else None
@@ -327,16 +327,16 @@ async def repack(
         ChecksumError: a super-sample does not have its checksum.
         StoreError: a super-sample could not be read or written.
     """
-    begun = journal.recorded or record
-    if begun.state != "packing":
-        return begun
-    writer = RunWriter(store, sample_writer, begun, journal)
+    started_record = journal.recorded or record
+    if started_record.state != "packing":
+        return started_record
+    writer = RunWriter(store, sample_writer, started_record, journal)
     await writer.begin()
     try:
         number = 0
         reads = ((ref.size_bytes, partial(_read_super_sample, store, ref)) for ref in refs)
-        async with aclosing(run_in_order(reads)) as found:
-            async for sample in found:
+        async with aclosing(run_in_order(reads)) as batches:
+            async for sample in batches:
                 for row in range(len(sample)):
                     if is_wanted(number) and (
                         cut := sample_writer.add_encoded(sample.encode_row(row), f"sample {number}")
@@ -346,14 +346,14 @@ async def repack(
         await writer.complete()
     finally:
         await writer.cancel()
-    return journal.recorded or begun
+    return journal.recorded or started_record
 
 
 async def _read_super_sample(store: Readable, ref: ObjectRef) -> SuperSample:
     for _ in range(2):  # the first read may have been damaged in transit
         data = bytearray(ref.size_bytes)
         await store.get_range(ref.key, 0, len(data), into=memoryview(data))
-        found = crc32c(data)
-        if found == ref.crc32c:
+        checksum = crc32c(data)
+        if checksum == ref.crc32c:
             return SuperSample(data)
-    raise ChecksumError(f"{store.url}/{ref.key} has crc32c {found:08x}, the manifest says {ref.crc32c:08x}")
+    raise ChecksumError(f"{store.url}/{ref.key} has crc32c {checksum:08x}, the manifest says {ref.crc32c:08x}")

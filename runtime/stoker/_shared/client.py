@@ -183,18 +183,18 @@ class SharedTier:
         wanted = [RangeInto(self._name(ref), start, into) for ref, start, into in parts]
         for number, part in enumerate(wanted):
             asked.setdefault(self._server(part.name), []).append(number)
-        side, found = self._clients.get(), [False] * len(wanted)
+        side, results = self._clients.get(), [False] * len(wanted)
 
         async def ask(server: ServerAddress, numbers: list[int]) -> None:
             for number, is_found in zip(
                 numbers, await side.read_ranges(server, [wanted[each] for each in numbers]), strict=True
             ):
-                found[number] = is_found
+                results[number] = is_found
 
         async with task_group() as group:
             for server, numbers in asked.items():
                 group.create_task(ask(server, numbers))
-        return found
+        return results
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Offer an object to its server, if the server can verify it (by SHA-256) and there is memory for a copy."""
@@ -253,7 +253,7 @@ class _LoopClient:
         return True
 
     async def read_ranges(self, server: ServerAddress, parts: Sequence[RangeInto]) -> list[bool]:
-        found: list[bool] = []
+        is_found: list[bool] = []
         url = server.origin + BATCH_PATH
         for each in split_requests(parts):
             body = encode_request(each)
@@ -263,8 +263,8 @@ class _LoopClient:
             reply = await self._connections[server].reader.send(call)
             if reply.is_error:
                 raise _response_error(call, reply)
-            found += answer.finish()
-        return found
+            is_found += answer.finish()
+        return is_found
 
     def offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         loop = asyncio.get_running_loop()
@@ -383,9 +383,9 @@ async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, f
         StoreError: The server cannot be reached, or sent an invalid response.
     """
     text = (await get_with_metrics_token(server, secret, METRICS_PATH)).decode("utf-8", "replace")
-    said = (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
+    lines = (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
     try:
-        return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
+        return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in lines}
     except ValueError:
         raise UnexpectedAnswerError(
             f"{server.origin}: the response does not hold the metrics of a tier server; check the URL"

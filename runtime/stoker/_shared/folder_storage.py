@@ -61,8 +61,8 @@ class FolderStorage(BoundedStorage[Path]):
             self._take_over()
         except OSError as error:
             self.close()
-            what = "another server uses it" if isinstance(error, BlockingIOError) else error
-            raise ConfigError(f"the folder {folder} cannot be used for objects: {what}") from None
+            reason = "another server uses it" if isinstance(error, BlockingIOError) else error
+            raise ConfigError(f"the folder {folder} cannot be used for objects: {reason}") from None
 
     def _take_over(self) -> None:
         """Keep an earlier process's files as far as there is room, the newest first, and remove the others.
@@ -70,11 +70,11 @@ class FolderStorage(BoundedStorage[Path]):
         Files whose names do not come from a server are not touched.
         """
         files = [(file, file.lstat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if self._is_own(file)]
-        for file, found in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
+        for file, status in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
             tenant = file.parent.parent.name
             key = f"{tenant}/{file.name}"
-            if file.suffix != _PARTIAL and found.st_size and self._make_room(key, found.st_size) is not None:
-                self._put(key, file, f"{tenant}/", found.st_size)
+            if file.suffix != _PARTIAL and status.st_size and self._make_room(key, status.st_size) is not None:
+                self._put(key, file, f"{tenant}/", status.st_size)
                 self._unchecked.add(key)
             else:
                 file.unlink()

@@ -105,9 +105,9 @@ class ReadThrough:
             ChecksumError: The checksum differs from that in the manifest.
         """
         await self._store.get_range(ref.key, 0, ref.size_bytes, into=into, tag=ref.tag or None)
-        found = await asyncio.to_thread(crc32c, into)
-        if found != ref.crc32c:
-            raise ChecksumError(f"{ref.key} has crc32c {found:08x}, but its manifest says {ref.crc32c:08x}")
+        checksum = await asyncio.to_thread(crc32c, into)
+        if checksum != ref.crc32c:
+            raise ChecksumError(f"{ref.key} has crc32c {checksum:08x}, but its manifest says {ref.crc32c:08x}")
 
 
 def is_valid_object(secrets: Sequence[TierSecret], sources: Sequence[ReadThrough], key: str, data: memoryview) -> bool:

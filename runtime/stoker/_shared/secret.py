@@ -109,10 +109,10 @@ class TierSecret(EnvironmentSecret):
         Raises:
             ConfigError: There is no secret, one is malformed, or two are equal.
         """
-        found = tuple(cls.parse(text) for text in environment.get(SECRET_VARIABLE, "").split(","))
-        if len({each.tenant for each in found}) < len(found):
+        secrets = tuple(cls.parse(text) for text in environment.get(SECRET_VARIABLE, "").split(","))
+        if len({each.tenant for each in secrets}) < len(secrets):
             raise ConfigError(f"{SECRET_VARIABLE} holds the same secret twice; give each tenant its own")
-        return found
+        return secrets
 
     def object_name(self, ref: ObjectRef) -> str:
         """Return the name under which servers store an object: 32 hexadecimal digits.

@@ -128,7 +128,8 @@ class TierServer:
         sources: Sequence[ReadThrough] = (),
     ) -> None:
         self._secrets, self._sources = tuple(secrets), tuple(sources)
-        self._storages: dict[str, Storage] = {place.name: place for place in (memory, folder) if place is not None}
+        storages = (memory, folder)
+        self._storages: dict[str, Storage] = {each.name: each for each in storages if each is not None}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._next_log_seconds = float("-inf")
         self.stats = ServerStatistics()
@@ -151,8 +152,8 @@ class TierServer:
         await end_tasks(self._fetches.values())
         for source in self._sources:
             await source.close()
-        for place in self._storages.values():
-            place.close()
+        for storage in self._storages.values():
+            storage.close()
 
     # Reads.
 
@@ -168,12 +169,12 @@ class TierServer:
 
     async def _respond(self, request: web.Request, key: str) -> web.StreamResponse | None:
         """Send an object from the storage that holds it; None if none does."""
-        for place in self._storages.values():
-            async with place.pin(key) as found:
-                if isinstance(found, Path):
-                    return await self._send_file(request, found)
-                if found is not None:
-                    return await self._send(request, found)
+        for storage in self._storages.values():
+            async with storage.pin(key) as content:
+                if isinstance(content, Path):
+                    return await self._send_file(request, content)
+                if content is not None:
+                    return await self._send(request, content)
         return None
 
     async def _send_file(self, request: web.Request, file: Path) -> web.StreamResponse:
@@ -200,8 +201,8 @@ class TierServer:
         async with asyncio.timeout(_transfer_seconds(end - start)):
             await response.prepare(request)
             if request.method != "HEAD":
-                for place in range(start, end, _SLICE_BYTES):
-                    await response.write(data[place : min(end, place + _SLICE_BYTES)])
+                for offset in range(start, end, _SLICE_BYTES):
+                    await response.write(data[offset : min(end, offset + _SLICE_BYTES)])
                 self.stats.sent_bytes += end - start
             await response.write_eof()
         return response
@@ -229,11 +230,11 @@ class TierServer:
     async def _send_part(self, response: web.StreamResponse, secret: TierSecret, part: ObjectRange) -> None:
         """Send a range of a batch, or a miss; a missing object is read from its bucket for later requests."""
         key = f"{secret.tenant}/{part.name}"
-        for place in self._storages.values():
-            async with place.pin(key) as found:
-                if found is not None:
+        for storage in self._storages.values():
+            async with storage.pin(key) as content:
+                if content is not None:
                     head = LENGTH.pack(part.end - part.start)
-                    async for piece in _read_slices(found, part):
+                    async for piece in _read_slices(content, part):
                         await response.write(head + piece if head else piece)
                         head = b""
                     self.stats.sent_bytes += part.end - part.start
@@ -254,8 +255,8 @@ class TierServer:
     def _begin_fetch(self, secret: TierSecret, key: str) -> asyncio.Task[None] | None:
         """Start to read an object from its bucket; None if that is not known, or its circuit breaker is open."""
         name, loop = key.rpartition("/")[2], asyncio.get_running_loop()
-        found = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
-        source, ref = next(found, (None, None))
+        candidates = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
+        source, ref = next(candidates, (None, None))
         if source is None or ref is None:
             for each in self._sources:
                 each.start_refresh()
@@ -271,14 +272,14 @@ class TierServer:
         """Read an object from its bucket, once for all concurrent requests."""
         outcome = ReadOutcome.UNDECIDED
         try:
-            async with self._reserve(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
-                if place is not None:
+            async with self._reserve(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as storage:
+                if storage is not None:
                     data = await create_buffer(ref.size_bytes)
                     outcome = ReadOutcome.FAILED
                     async with asyncio.timeout(_FETCH_TIMEOUT_SECONDS + ref.size_bytes / _MIN_BYTES_PER_SECOND):
                         await source.read(ref, data)
                     outcome = ReadOutcome.DELIVERED
-                    await place.store(key, data)
+                    await storage.store(key, data)
                     self.stats.fetched += 1
         except (NotFoundError, ObjectChangedError, ChecksumError) as error:
             outcome = ReadOutcome.UNDECIDED  # the bucket itself responds
@@ -324,8 +325,8 @@ class TierServer:
             secret, key, size_bytes = self._parse_offer(request)
             group = request.headers.get(GROUP_HEADER, "")
             group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
-            async with self._reserve(key, size_bytes, group) as place, asyncio.timeout(_transfer_seconds(size_bytes)):
-                if place is None:
+            async with self._reserve(key, size_bytes, group) as storage, asyncio.timeout(_transfer_seconds(size_bytes)):
+                if storage is None:
                     raise web.HTTPInsufficientStorage(text="there is no room for the object\n")
                 data = await self._buffer(size_bytes)
                 if is_held_back:
@@ -335,7 +336,7 @@ class TierServer:
                 await self._receive(request, data)
                 if not await run_in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
                     raise self._mismatch_error()
-                await self._keep(place, key, data)
+                await self._keep(storage, key, data)
         except web.HTTPException as refusal:
             if is_held_back:
                 refusal.force_close()  # the client may send the body anyway, which would be parsed as a request
@@ -349,16 +350,16 @@ class TierServer:
             _log.warning("%s", error)
             raise web.HTTPInsufficientStorage(text="there is no memory for the object\n") from None
 
-    async def _keep(self, place: Storage, key: str, data: memoryview) -> None:
+    async def _keep(self, storage: Storage, key: str, data: memoryview) -> None:
         try:
-            await place.store(key, data)
+            await storage.store(key, data)
         except OSError as error:
             _log.warning("an object could not be written to disk: %s", error)
             raise web.HTTPInsufficientStorage(text="the object could not be written to disk\n") from None
 
     def _holds(self, key: str) -> bool:
         """Return whether an object is here, or is being received."""
-        return any(key in place for place in self._storages.values())
+        return any(key in storage for storage in self._storages.values())
 
     def _mismatch_error(self) -> web.HTTPException:
         self.stats.refused += 1
@@ -370,14 +371,14 @@ class TierServer:
 
         The room is given back on exit if the object was not kept.
         """
-        place = None
+        storage = None
         if not self._holds(key):
-            place = next((each for each in self._storages.values() if each.reserve(key, size_bytes, group)), None)
+            storage = next((each for each in self._storages.values() if each.reserve(key, size_bytes, group)), None)
         try:
-            yield place
+            yield storage
         finally:
-            if place is not None:
-                place.cancel_reservation(key)
+            if storage is not None:
+                storage.cancel_reservation(key)
 
     async def _receive(self, request: web.Request, data: memoryview) -> None:
         done = 0
@@ -390,8 +391,8 @@ class TierServer:
 
     async def _delete(self, request: web.Request) -> web.Response:
         _, key = self._parse_request(request)
-        for place in self._storages.values():
-            place.drop(key)
+        for storage in self._storages.values():
+            storage.drop(key)
         return web.Response(status=204)
 
     # Authorization and metrics.
@@ -419,12 +420,12 @@ class TierServer:
         match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
         token = match[1] if match else ""
         # Compares all, each in constant time, so the duration reveals nothing.
-        found = [secret for secret in self._secrets if hmac.compare_digest(token_of(secret), token)]
-        if not found:
+        matches = [secret for secret in self._secrets if hmac.compare_digest(token_of(secret), token)]
+        if not matches:
             self.stats.unauthorized += 1
             raise web.HTTPUnauthorized(text="a valid token is required\n", headers=_CHALLENGE)
         self.on_authenticated(request.protocol)
-        return found[0]
+        return matches[0]
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._authenticate(request, lambda each: each.metrics_token)
@@ -432,7 +433,7 @@ class TierServer:
 
     def statistics(self) -> dict[str, StorageStatistics]:
         """Return a snapshot of each storage, by its name."""
-        return {name: place.statistics() for name, place in self._storages.items()}
+        return {name: storage.statistics() for name, storage in self._storages.items()}
 
     def _metric_lines(self) -> Iterator[str]:
         for name, value in asdict(self.stats).items():
@@ -441,14 +442,14 @@ class TierServer:
             is_gauge = name in ("objects", "used_bytes", "limit_bytes")
             metric = f"{METRIC_PREFIX}place_{name}" + ("" if is_gauge else "_total")
             yield f"# TYPE {metric} {'gauge' if is_gauge else 'counter'}"
-            for place, found in self.statistics().items():
-                yield f'{metric}{{place="{place}"}} {getattr(found, name)}'
+            for place, statistics in self.statistics().items():
+                yield f'{metric}{{place="{place}"}} {getattr(statistics, name)}'
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
 
-async def _read_slices(found: memoryview | Path, part: ObjectRange) -> AsyncIterator[memoryview]:
+async def _read_slices(content: memoryview | Path, part: ObjectRange) -> AsyncIterator[memoryview]:
     """Yield the bytes of a range from the storage of its object.
 
     Raises:
@@ -456,17 +457,17 @@ async def _read_slices(found: memoryview | Path, part: ObjectRange) -> AsyncIter
     """
     for start in range(part.start, part.end, _SLICE_BYTES):
         end = min(part.end, start + _SLICE_BYTES)
-        if isinstance(found, Path):
-            yield await asyncio.to_thread(_read_file, found, start, end)
+        if isinstance(content, Path):
+            yield await asyncio.to_thread(_read_file, content, start, end)
         else:
-            yield found[start:end]
+            yield content[start:end]
 
 
 def _read_file(file: Path, start: int, end: int) -> memoryview:
     try:
-        with file.open("rb") as opened:
-            opened.seek(start)
-            data = opened.read(end - start)
+        with file.open("rb") as stream:
+            stream.seek(start)
+            data = stream.read(end - start)
     except OSError as error:
         raise ConnectionAbortedError(f"{file}: {error}") from None
     if len(data) < end - start:

@@ -292,8 +292,8 @@ class _FairSharePolicy:
         newcomer_bytes: Size of the object to make room for.
     """
 
-    def __init__(self, place: BoundedStorage[Any]) -> None:
-        self._place = place
+    def __init__(self, storage: BoundedStorage[Any]) -> None:
+        self._place = storage
         self._orders: dict[str, Lru[str]] = {}
         self._held_bytes = Counter[str]()
         self.newcomer_bytes = 0

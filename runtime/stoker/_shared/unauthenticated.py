@@ -155,7 +155,7 @@ def _replay(protocol: asyncio.BaseProtocol, data: bytes) -> None:
     buffered = cast("asyncio.BufferedProtocol", protocol)
     while data:
         buffer = memoryview(buffered.get_buffer(len(data)))
-        taken = min(len(buffer), len(data))
-        buffer[:taken] = data[:taken]
-        buffered.buffer_updated(taken)
-        data = data[taken:]
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        buffered.buffer_updated(size)
+        data = data[size:]

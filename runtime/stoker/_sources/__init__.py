@@ -157,8 +157,8 @@ def _kind_of_folder(listing: SourceListing, keys: Sequence[str]) -> str:
     if nested and not odd:
         return "image-folder"
     if images := len(nested) - len(odd):
-        what = f"{images} of {len(nested)} files in sub-folders are images, {odd[0]} is not"
-        raise _unclear_kind_error(listing, what, "--kind image-folder to leave the others out")
+        problem = f"{images} of {len(nested)} files in sub-folders are images, {odd[0]} is not"
+        raise _unclear_kind_error(listing, problem, "--kind image-folder to leave the others out")
     if tars:
         raise _unclear_kind_error(
             listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out"
@@ -167,12 +167,12 @@ def _kind_of_folder(listing: SourceListing, keys: Sequence[str]) -> str:
     return "files"
 
 
-def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> None:
-    """Raise ConfigError if ``found``, key → kind of container, has any file that holds many samples."""
-    if found:
-        first, kind = next(iter(found.items()))
-        what = f"it holds {format_count(len(found), 'file')} with many samples each (first: {first}, {kind})"
-        raise _unclear_kind_error(listing, what, remedy_for(kind))
+def _check_no_containers(listing: SourceListing, containers: Mapping[str, str]) -> None:
+    """Raise ConfigError if ``containers``, key → kind of container, has any file that holds many samples."""
+    if containers:
+        first, kind = next(iter(containers.items()))
+        problem = f"it holds {format_count(len(containers), 'file')} with many samples each (first: {first}, {kind})"
+        raise _unclear_kind_error(listing, problem, remedy_for(kind))
 
 
 async def _find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
@@ -190,19 +190,19 @@ async def _find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> di
         first, largest = looked_at.get(suffix, (item, item))
         if suffix in looked_at or len(looked_at) < _MAX_SUFFIXES:
             looked_at[suffix] = first, item if item.size_bytes > largest.size_bytes else largest
-    found: dict[str, str] = {}
+    containers: dict[str, str] = {}
 
     async def look(item: ObjectInfo) -> None:
         beginning = await read_object(store, item, 0, min(SNIFFED_BYTES, item.size_bytes))
         if kind := detect_by_content(bytes(beginning), item.key):
-            found[item.key] = kind
+            containers[item.key] = kind
 
     chosen = {item.key: item for pair in looked_at.values() for item in pair}
     await for_each(chosen.values(), look, concurrency=_MAX_CONCURRENT_READS)
-    return dict(sorted(found.items()))
+    return dict(sorted(containers.items()))
 
 
-def _unclear_kind_error(listing: SourceListing, what: str, remedy: str) -> ConfigError:
+def _unclear_kind_error(listing: SourceListing, problem: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"{listing.url}: {what}, so its kind is unclear; use --kind files to pack each file as it is, or {remedy}"
+        f"{listing.url}: {problem}, so its kind is unclear; use --kind files to pack each file as it is, or {remedy}"
     )

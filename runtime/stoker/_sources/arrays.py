@@ -111,8 +111,10 @@ def _parse_dtype(descr: object, where: str) -> np.dtype[Any]:
         dtype = np.dtype(descr)
         dtype_of(dtype)
     except (TypeError, SchemaError):
-        found = repr(descr)[:80]
-        raise PackError(f"{where} has elements of {found}, which cannot be stored; convert it to numbers") from None
+        description = repr(descr)[:80]
+        raise PackError(
+            f"{where} has elements of {description}, which cannot be stored; convert it to numbers"
+        ) from None
     return dtype
 
 
@@ -203,8 +205,8 @@ async def _open_uncompressed(
         return header.rows(await read_object(store, item, base + first * row_bytes, base + last * row_bytes))
 
     def blocks(start: int, rows: int) -> AsyncGenerator[NDArray[Any], None]:
-        found = split_range(start, header.shape[0], rows)
-        return run_in_order(((last - first) * row_bytes, partial(read_block, first, last)) for first, last in found)
+        ranges = split_range(start, header.shape[0], rows)
+        return run_in_order(((last - first) * row_bytes, partial(read_block, first, last)) for first, last in ranges)
 
     return header, blocks
 
@@ -227,15 +229,15 @@ async def open_npz(listing: SourceListing) -> ArraySource:
     """
     item, store = listing.objects[0], listing.store
     columns: dict[str, tuple[ArrayHeader, ReadBlocks]] = {}
-    found = await _read_directory(store, item, listing.url)
-    if len(found) > MAX_COLUMNS:
-        raise PackError(f"{listing.url} holds {len(found)} arrays; a schema has at most {MAX_COLUMNS} columns")
-    for info in found:
+    directory = await _read_directory(store, item, listing.url)
+    if len(directory) > MAX_COLUMNS:
+        raise PackError(f"{listing.url} holds {len(directory)} arrays; a schema has at most {MAX_COLUMNS} columns")
+    for info in directory:
         name = info.filename.removesuffix(".npy")
         if name in columns:
             raise PackError(f"{listing.url} holds {name!r} twice; save it again with numpy.savez")
         columns[name] = await _open_member(
-            store, item, info, f"{listing.url}, array {name!r}", BLOCK_BYTES // len(found)
+            store, item, info, f"{listing.url}, array {name!r}", BLOCK_BYTES // len(directory)
         )
     if not columns:
         raise PackError(f"{listing.url} holds no arrays: nothing to pack")

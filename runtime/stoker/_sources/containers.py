@@ -88,10 +88,10 @@ def detect_by_content(beginning: bytes, key: str = "") -> str | None:
         beginning: first :data:`SNIFFED_BYTES` of the file, or all of a shorter file.
         key: name of the file, to recognize documents that are zip archives.
     """
-    for magic, known in _KIND_BY_MAGIC.items():
+    for magic, kind_of_magic in _KIND_BY_MAGIC.items():
         if beginning.startswith(magic):
-            is_document = known == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
-            return None if is_document else known
+            is_document = kind_of_magic == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
+            return None if is_document else kind_of_magic
     if beginning.startswith(_GZIP):
         inner = _inflate(beginning)
         # Not examined recursively: some gzip files decompress to themselves.

@@ -119,14 +119,16 @@ def open_image_folder(listing: SourceListing, *, is_explicit: bool = False) -> F
         PackError: there is no image in a sub-folder.
         ConfigError: the class folders seem to lie below other folders, such as ``train`` and ``val``.
     """
-    kept = [item for item in listing.objects if is_sample_file("image-folder", item.key)]
-    if not kept:
+    images = [item for item in listing.objects if is_sample_file("image-folder", item.key)]
+    if not images:
         raise PackError(
             f"{listing.url} has no image in a sub-folder; put the images of each class into a folder of its own, "
             "or pack them as they are with --kind files"
         )
-    _check_classes_on_top(listing, [item.key for item in kept], is_explicit=is_explicit)
-    return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
+    _check_classes_on_top(listing, [item.key for item in images], is_explicit=is_explicit)
+    return FolderSource(
+        "image-folder", images_schema(sorted({_class_of(item.key) for item in images})), listing, images
+    )
 
 
 def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_explicit: bool) -> None:
@@ -138,14 +140,14 @@ def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_exp
         return
     above = splits or {key.rsplit("/", 2)[0]: key for key in keys}  # folders of folders with images
     wrong = sorted(above)
-    shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_MAX_SHOWN_FOLDERS])
+    examples = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_MAX_SHOWN_FOLDERS])
     more = f" and {len(wrong) - _MAX_SHOWN_FOLDERS:,} more" if len(wrong) > _MAX_SHOWN_FOLDERS else ""
     other = (
         "" if len(splits) == len(tops) else f", or use --kind image-folder if {min(tops - splits.keys())} is a class"
     )
     raise ConfigError(
         f"{listing.url}: its classes seem to be sub-folders of its sub-folders ({above[wrong[0]]}), so labels would be "
-        f"wrong; pack {shown}{more} one by one, each as a data set of its own{other}"
+        f"wrong; pack {examples}{more} one by one, each as a data set of its own{other}"
     )
 
 

@@ -134,8 +134,8 @@ async def list_source(
         raise ConfigError(f"--follow-links is for links in a local folder, which {location.url} is not; leave it out")
     is_folder = _is_folder(location, any_suffix=any_suffix)
     root, names = (_unescaped_url(location), []) if is_folder else _split_pattern(location)
-    opened = open_store(root, options=options)
-    store = RetryingStore(opened if wrap is None else wrap(opened))
+    reader = open_store(root, options=options)
+    store = RetryingStore(reader if wrap is None else wrap(reader))
     try:
         if is_folder:
             objects = await _list_folder(store, location, follow_links=follow_links)
@@ -151,17 +151,17 @@ async def list_source(
 
 async def list_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
     """Return a folder's objects, without hidden ones, whose keys lie after ``after``, up to and including ``until``."""
-    found = []
+    infos = []
     end = until.encode()
     async for item in store.list(start_after=after):
         if item.key.encode() > end:
             break
         if is_raw_object(item):
-            found.append(item)
+            infos.append(item)
     location = parse_url(store.url)
     if location.scheme == "file":
-        return await asyncio.to_thread(_exclude_outside, Path(location.bucket), found)
-    return found
+        return await asyncio.to_thread(_exclude_outside, Path(location.bucket), infos)
+    return infos
 
 
 def _is_folder(location: Location, *, any_suffix: bool) -> bool:
@@ -198,28 +198,28 @@ def _split_pattern(location: Location) -> tuple[str, list[str]]:
 async def _list_folder(store: RetryingStore, location: Location, *, follow_links: bool) -> list[ObjectInfo]:
     if location.scheme == "file":
         await asyncio.to_thread(_check_links, Path(location.bucket), follow=follow_links)
-    found = [item async for item in store.list() if is_raw_object(item)]
+    infos = [item async for item in store.list() if is_raw_object(item)]
     if location.scheme == "file" and not follow_links:  # a link may have been added meanwhile
-        found = await asyncio.to_thread(_exclude_outside, Path(location.bucket), found)
-    if not found:
+        infos = await asyncio.to_thread(_exclude_outside, Path(location.bucket), infos)
+    if not infos:
         if container := detect_by_name(location.prefix.rstrip("/")):
             raise PackError(
                 f"there is no folder {location.url}, and a file ({container}) cannot be packed as it is; "
                 f"{remedy_for(container)}"
             )
         raise PackError(f"{location.url} has no files to pack (hidden files are ignored); check the URL")
-    return found
+    return infos
 
 
 async def _list_named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
     wanted = set(names)
     common = os.path.commonprefix(names)  # noqa: RUF071 - a prefix of keys, which need not be a folder
-    found = {item.key: item async for item in store.list(common) if item.key in wanted}
-    if missing := [name for name in names if name not in found]:
+    infos = {item.key: item async for item in store.list(common) if item.key in wanted}
+    if missing := [name for name in names if name not in infos]:
         raise NotFoundError(
             f"{url}: {missing[0]} does not exist ({len(missing)} of {len(names)} are missing); check the range"
         )
-    return [found[name] for name in names]
+    return [infos[name] for name in names]
 
 
 def is_raw_object(item: ObjectInfo) -> bool:
@@ -308,7 +308,7 @@ def _describe_first_link(paths: list[Path], root: Path) -> str:
     return f"{name} -> {os.readlink(first)}"  # noqa: PTH115 - the link's own text, as the user wrote it
 
 
-def _exclude_outside(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
+def _exclude_outside(root: Path, infos: list[ObjectInfo]) -> list[ObjectInfo]:
     """Return the objects without those that links outside of ``root`` contain."""
     real_root = root.resolve()
 
@@ -319,7 +319,7 @@ def _exclude_outside(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
     def is_kept(path: Path) -> bool:
         return path.resolve().is_relative_to(real_root) if path.is_symlink() else is_inside(path.parent)
 
-    return [item for item in found if is_kept(root / item.key)]
+    return [item for item in infos if is_kept(root / item.key)]
 
 
 async def read_object(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:

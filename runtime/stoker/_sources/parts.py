@@ -92,8 +92,8 @@ class SourcePart:
     @property
     def identity(self) -> str:
         """SHA-256 of the part without the URL of its data set, 64 hexadecimal digits."""
-        what = {name: value for name, value in self.to_json().items() if name != "dataset"}
-        return hashlib.sha256(json.dumps([FORMAT, what], sort_keys=True).encode()).hexdigest()
+        content = {name: value for name, value in self.to_json().items() if name != "dataset"}
+        return hashlib.sha256(json.dumps([FORMAT, content], sort_keys=True).encode()).hexdigest()
 
     @property
     def run(self) -> str:
@@ -219,16 +219,18 @@ def _parse_rows(value: list[Any]) -> tuple[int, int]:
 
 
 def _parse_key_slice(fields: JsonFields) -> KeySlice:
-    found = KeySlice(
+    key_slice = KeySlice(
         after=_parse_key(after) if (after := fields.text("after", default="")) else "",
         until=_parse_key(fields.text("until")),
         objects=fields.integer("objects", min_value=1),
         fingerprint=fields.text("fingerprint", pattern="[0-9a-f]{64}"),
     )
     fields.check_no_fields_left()
-    if found.after.encode() >= found.until.encode():
-        raise EventError(f"the pack event's slice ends with {found.until!r}, which is not after {found.after!r}")
-    return found
+    if key_slice.after.encode() >= key_slice.until.encode():
+        raise EventError(
+            f"the pack event's slice ends with {key_slice.until!r}, which is not after {key_slice.after!r}"
+        )
+    return key_slice
 
 
 def split_source(source: ObjectSource, part: SourcePart, part_bytes: int) -> Iterator[SourcePart]:
@@ -315,8 +317,8 @@ _OPENERS: dict[str, Callable[[SourceListing], Awaitable[ObjectSource]]] = {
 
 
 async def _list_slice(part: SourcePart, keys: KeySlice, store: RetryingStore) -> Sequence[ObjectInfo]:
-    listed = await list_between(store, keys.after, keys.until)
-    objects = [item for item in listed if is_sample_file(part.kind, item.key)]
+    infos = await list_between(store, keys.after, keys.until)
+    objects = [item for item in infos if is_sample_file(part.kind, item.key)]
     if len(objects) != keys.objects or compute_fingerprint(part.kind, part.schema, objects) != keys.fingerprint:
         raise PackError(
             f"{part.source} has changed between {keys.after!r} and {keys.until!r} since the pack was planned (it had "
@@ -325,10 +327,10 @@ async def _list_slice(part: SourcePart, keys: KeySlice, store: RetryingStore) ->
     return objects
 
 
-def _check_schema(part: SourcePart, found: Schema) -> None:
-    if dict(found) != dict(part.schema):  # the order may differ, since the files of a tar may come in any order
+def _check_schema(part: SourcePart, schema: Schema) -> None:
+    if dict(schema) != dict(part.schema):  # the order may differ, since the files of a tar may come in any order
         raise SchemaError(
             f"the samples of {part.source}/{part.objects[0].key} have "
-            f"{describe_schema_difference(part.schema, found)}; all raw "
+            f"{describe_schema_difference(part.schema, schema)}; all raw "
             "objects of a data set must have the same columns"
         )

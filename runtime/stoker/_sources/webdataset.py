@@ -148,9 +148,9 @@ async def _read_samples(
     sample: dict[str, Any] = {}
     async with (
         aclosing(ByteStream(listing.store, tar, span_bytes=span_bytes)) as stream,
-        aclosing(read_members(stream, where, on_no_end=on_no_end)) as found,
+        aclosing(read_members(stream, where, on_no_end=on_no_end)) as members,
     ):
-        async for member in found:
+        async for member in members:
             match = _NAME_PATTERN.fullmatch(member.name)
             if match is None:
                 continue
@@ -231,8 +231,8 @@ async def read_members(
             return
         is_extension = header.type in _EXTENSIONS
         has_content = is_extension or header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-        said = header.size if is_extension else overrides.get("size", header.size)
-        size_bytes = _parse_size(said, f"{where}: {header.name!r}") if has_content else 0
+        size = header.size if is_extension else overrides.get("size", header.size)
+        size_bytes = _parse_size(size, f"{where}: {header.name!r}") if has_content else 0
         end = stream.position + size_bytes + -size_bytes % _BLOCK_BYTES
         if size_bytes > stream.remaining_bytes:  # the padding after the last member may be missing
             raise PackError(

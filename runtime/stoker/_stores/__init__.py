@@ -57,8 +57,8 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
     if options is not None and (options_type is None or not isinstance(options, options_type)):
         raise ConfigError(f"{location.url} takes no {type(options).__name__}")
     with require_extra(location.url, extra):
-        opened: Store = getattr(import_module(module), adapter)(location, options)
-    return opened
+        store: Store = getattr(import_module(module), adapter)(location, options)
+    return store
 
 
 def _open_plugin(location: Location, options: StoreOptions | None) -> Store:

@@ -149,11 +149,11 @@ def parse_expiry(token: str) -> datetime | None:
 def _parse_grant(payload: str) -> Grant:
     """Parse a payload, which a later version may have signed in a form unknown to this one."""
     try:
-        said = json.loads(_decode_base64url(payload) or b"")
+        claims = json.loads(_decode_base64url(payload) or b"")
         return Grant(
-            datasets=tuple(said["datasets"]),
-            not_before_seconds=said["not_before"],
-            expires_seconds=said["expires"],
+            datasets=tuple(claims["datasets"]),
+            not_before_seconds=claims["not_before"],
+            expires_seconds=claims["expires"],
         )
     except (ValueError, LookupError, TypeError):
         raise CredentialsError(_REFUSED) from None

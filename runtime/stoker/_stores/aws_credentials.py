@@ -80,10 +80,10 @@ class AwsCredentials(RenewableCredentials[AwsKeys]):
 
     async def describe(self) -> CredentialsInfo:
         """Describe the credentials; the expiry of given temporary keys is unknown."""
-        found = await self.current()
-        kind = _KINDS.get(found.method, found.method)
-        kind += ", temporary" if found.expires is None and found.keys.token else ""
-        return CredentialsInfo(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
+        credentials = await self.current()
+        kind = _KINDS.get(credentials.method, credentials.method)
+        kind += ", temporary" if credentials.expires is None and credentials.keys.token else ""
+        return CredentialsInfo(kind=kind, expires=credentials.expires, is_renewed=credentials.expires is not None)
 
     def discard(self, used: AwsKeys) -> None:
         """Discard refused credentials, and search the chain anew."""
@@ -94,23 +94,23 @@ class AwsCredentials(RenewableCredentials[AwsKeys]):
     async def fetch(self) -> tuple[AwsKeys, float]:
         """Return botocore's credentials, possibly the same as before, and their remaining life in seconds."""
         try:
-            found = await self.session.get_credentials()
-            keys = None if found is None else await found.get_frozen_credentials()
+            credentials = await self.session.get_credentials()
+            keys = None if credentials is None else await credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
             # Not chained, here and below: botocore's errors quote untrusted responses.
             raise _translate_error(error) from None
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            what = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else type(error).__name__
-            raise ServerError(f"AWS credentials could not be fetched: the response is malformed ({what})") from None
-        if found is None or keys is None:
+            reason = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else type(error).__name__
+            raise ServerError(f"AWS credentials could not be fetched: the response is malformed ({reason})") from None
+        if credentials is None or keys is None:
             if await _is_metadata_service_out():
                 raise ConnectionLostError(
                     "AWS credentials could not be fetched: this machine's metadata service does not respond"
                 )
             raise CredentialsError(f"{_NONE_FOUND}{self._other_remedies}")
-        expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
+        expires: datetime | None = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
         life_seconds = float("inf") if expires is None else (expires - datetime.now(UTC)).total_seconds()
-        return AwsKeys(keys=keys, method=found.method, expires=expires), life_seconds
+        return AwsKeys(keys=keys, method=credentials.method, expires=expires), life_seconds
 
 
 def _translate_error(error: BotoCoreError | ClientError) -> StoreError:

@@ -224,8 +224,8 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
         return infos, _read_field(page, "nextPageToken", str, complaint, "")
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        asked = ObjectOperation("PUT", key, tag=if_tag, is_new=if_absent, body=bytes(data))
-        return _object_info(key, *await self._request_json(asked))
+        operation = ObjectOperation("PUT", key, tag=if_tag, is_new=if_absent, body=bytes(data))
+        return _object_info(key, *await self._request_json(operation))
 
     async def _delete(self, key: str) -> None:
         try:
@@ -235,12 +235,11 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
         except NotFoundError:
             return
 
-    async def _request_json(self, asked: ObjectOperation) -> tuple[object, str]:
+    async def _request_json(self, operation: ObjectOperation) -> tuple[object, str]:
         """Return the JSON document of a response, and the error message for a malformed one."""
-        complaint = (
-            f"{self.url if asked.key is None else self._location.object_url(asked.key)}: {self.malformed_message}"
-        )
-        reply = await self._perform(asked)
+        url = self.url if operation.key is None else self._location.object_url(operation.key)
+        complaint = f"{url}: {self.malformed_message}"
+        reply = await self._perform(operation)
         try:
             document = json.loads(reply.body)
         except (ValueError, RecursionError):
@@ -250,29 +249,29 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
         return document, complaint
 
     async def _response_error(
-        self, access: GcsStoreClient, asked: ObjectOperation, proof: str | None, address: str, reply: HttpResponse
+        self, access: GcsStoreClient, operation: ObjectOperation, proof: str | None, address: str, reply: HttpResponse
     ) -> StoreError:
         """Return the error for an error response.
 
         A 404 may mean the object or the bucket. If the text does not say which, another request checks the bucket, but
         only for the manifest, which is read first: after that the bucket is known, and missing objects are common.
         """
-        writing, (code, text) = asked.body is not None, _parse_error(reply)
+        writing, (code, text) = operation.body is not None, _parse_error(reply)
         if reply.status == 404 and (
-            asked.key is None
+            operation.key is None
             or writing
             or text.startswith(_MISSING_BUCKET)
-            or (asked.key == POINTER_KEY and not await self._has_bucket(access, proof, address))
+            or (operation.key == POINTER_KEY and not await self._has_bucket(access, proof, address))
         ):
             return BucketNotFoundError(f"{address}: the bucket does not exist; check its name")
         return create_error(address, reply, _BY_CODE, code, text, is_write=writing)
 
     async def _has_bucket(self, access: GcsStoreClient, token: str | None, address: str) -> bool:
         """Return False only if Google responds in time that there is no such bucket."""
-        asked = ObjectOperation("GET", None, query={"maxResults": "1", "fields": "nextPageToken"})
+        operation = ObjectOperation("GET", None, query={"maxResults": "1", "fields": "nextPageToken"})
         try:
             async with asyncio.timeout(_BUCKET_CHECK_SECONDS):
-                return (await access.reader.send(access.create_request(asked, "", token, address))).status != 404
+                return (await access.reader.send(access.create_request(operation, "", token, address))).status != 404
         except (StokerError, TimeoutError):
             return True
 

@@ -63,8 +63,8 @@ def _transient_failure(error: Exception) -> TransientError | None:
     ):
         return ServerError(f"{_ENDPOINT}: the response is not a token; it may come from a proxy or captive portal")
     if isinstance(error, aiohttp.ClientResponseError):
-        found = create_error(_ENDPOINT, HttpResponse(status=error.status, headers=error.headers or {}), {})
-        return found if isinstance(found, TransientError) else None
+        store_error = create_error(_ENDPOINT, HttpResponse(status=error.status, headers=error.headers or {}), {})
+        return store_error if isinstance(store_error, TransientError) else None
     if isinstance(error, aiohttp.ClientError | TimeoutError):
         # With its class, since some of these have no text.
         return ConnectionLostError(f"{_ENDPOINT} could not be reached: {type(error).__name__}: {error}")
@@ -170,9 +170,9 @@ class IdentityTokens(RenewableCredentials[str]):
 
     async def _fetch_token(self, audience: str) -> str:
         source = create_token_source(None, _SCOPE)
-        refused = f"Google refused to identify the caller of {audience}"
+        problem = f"Google refused to identify the caller of {audience}"
         no_credentials = "" if self.were_fetched else f"{_NO_CREDENTIALS}{self._other_remedies}"
-        async with token_session(source, no_credentials, refusal_message=refused, remedy=_ROLE_WANTED) as session:
+        async with token_session(source, no_credentials, refusal_message=problem, remedy=_ROLE_WANTED) as session:
             if self._service_account is not None:
                 return await _fetch_impersonated_token(source, session, self._service_account, audience)
             if source.token_type is Type.GCE_METADATA:
@@ -245,9 +245,9 @@ async def _fetch_impersonated_token(
 ) -> str:
     access = await source.refresh(timeout=_TIMEOUT_SECONDS)
     url = GCLOUD_ENDPOINT_GENERATE_ID_TOKEN.format(service_account=quote(service_account, safe="@"))
-    asked: dict[str, Any] = {"audience": audience, "includeEmail": True}
+    body: dict[str, Any] = {"audience": audience, "includeEmail": True}
     headers = {"Authorization": f"Bearer {access.value}"}
-    async with session.post(url, json=asked, headers=headers, raise_for_status=True) as response:
+    async with session.post(url, json=body, headers=headers, raise_for_status=True) as response:
         return str((await response.json())["token"])
 
 
@@ -311,9 +311,11 @@ async def sign_url(
 
 async def _find_signing_account(source: Token, token: str) -> _SigningAccount:
     """Return the signing account: that of a key file, an impersonated one, or the machine's."""
-    said: Mapping[str, Any] = source.service_data or {}
+    service_data: Mapping[str, Any] = source.service_data or {}
     if source.token_type is Type.SERVICE_ACCOUNT:
-        return _SigningAccount(token=token, service_data={name: said[name] for name in ("client_email", "private_key")})
+        return _SigningAccount(
+            token=token, service_data={name: service_data[name] for name in ("client_email", "private_key")}
+        )
     if source.impersonation_uri:
         _, _, account = source.impersonation_uri.rpartition("/serviceAccounts/")
         return _SigningAccount(token=token, service_data={"client_email": account.partition(":")[0]})

@@ -111,10 +111,10 @@ class HttpResponse:
     def document(self) -> dict[str, Any]:
         """The body as a JSON object; empty if it is not one."""
         try:
-            found = json.loads(self.body)
+            document = json.loads(self.body)
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return document if isinstance(document, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,13 +438,13 @@ def create_error(
             object.
     """
     status = response.status
-    known = rules.get(code) or rules.get(str(status))
-    kind, remedy = known or _BY_STATUS.get(status, _SERVER if status >= 500 else _UNKNOWN)
+    rule = rules.get(code) or rules.get(str(status))
+    kind, remedy = rule or _BY_STATUS.get(status, _SERVER if status >= 500 else _UNKNOWN)
     if is_write and kind is ObjectChangedError:
         kind, remedy = _CONFLICT
-    code, text, region = (make_printable(said[:_MAX_TEXT]) for said in (code, text, region))
-    said = ": ".join(filter(None, (f"{status} {code}".strip(), text)))
-    message = f"{address}: {remedy.format(region=region or '(unknown)')} ({said})"
+    code, text, region = (make_printable(part[:_MAX_TEXT]) for part in (code, text, region))
+    details = ": ".join(filter(None, (f"{status} {code}".strip(), text)))
+    message = f"{address}: {remedy.format(region=region or '(unknown)')} ({details})"
     if issubclass(kind, TransientError):
         return kind(message, retry_after_seconds=retry_after_seconds(response.headers))
     return kind(message)
@@ -455,13 +455,13 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
     A date counts from the response's own ``Date``, so this machine's clock does not matter.
     """
-    said = {name.lower(): value for name, value in headers.items()}
-    wanted = said.get("retry-after")
-    if wanted is None:
+    lowered = {name.lower(): value for name, value in headers.items()}
+    header = lowered.get("retry-after")
+    if header is None:
         return None
-    if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", wanted):
-        return float(wanted)
-    until, now = parse_date(wanted), parse_date(said.get("date"))
+    if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", header):
+        return float(header)
+    until, now = parse_date(header), parse_date(lowered.get("date"))
     if until is None:
         return None
     return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
@@ -470,7 +470,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 def parse_date(header: str | None) -> datetime | None:
     """Return the time in a ``Date`` header, in UTC; None if it is missing or malformed."""
     try:
-        found = parsedate_to_datetime(header) if header else None
+        date = parsedate_to_datetime(header) if header else None
     except (ValueError, OverflowError):
         return None
-    return found.replace(tzinfo=UTC) if found and found.tzinfo is None else found
+    return date.replace(tzinfo=UTC) if date and date.tzinfo is None else date

@@ -70,7 +70,7 @@ class Connector:
             ConnectionLostError: The connection failed for another reason.
         """
         loop = asyncio.get_running_loop()
-        made = protocol()
+        connection = protocol()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 addresses = await self._next_addresses(loop)
@@ -78,10 +78,10 @@ class Connector:
                 name = None if self._context is None else self._host
                 try:
                     transport, _ = await loop.create_connection(
-                        lambda: made, sock=connected, ssl=self._context, server_hostname=name
+                        lambda: connection, sock=connected, ssl=self._context, server_hostname=name
                     )
                 except asyncio.CancelledError:
-                    made.abort()  # asyncio would shut down TLS, and wait for the server to do so
+                    connection.abort()  # asyncio would shut down TLS, and wait for the server to do so
                     raise
         except TimeoutError:
             raise DeadlineError(
@@ -90,14 +90,14 @@ class Connector:
         except ssl.SSLCertVerificationError as error:
             raise StoreError(f"{address}: the endpoint's certificate is not trusted ({error.verify_message})") from None
         except OSError as error:
-            what = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             raise ConnectionLostError(
-                f"{address}: the connection could not be made; {CONNECTION_REMEDY} ({what})"
+                f"{address}: the connection could not be made; {CONNECTION_REMEDY} ({reason})"
             ) from None
         if self._fingerprint and _certificate_fingerprint(transport) != self._fingerprint:
-            made.abort()
+            connection.abort()
             raise StoreError(f"{address}: the server's certificate does not have the given fingerprint; check the URL")
-        return made
+        return connection
 
     async def _next_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
         async with self._lookup_lock:
@@ -111,8 +111,10 @@ class Connector:
         try:
             family = socket.AF_INET6 if ip_address(self._host).version == 6 else socket.AF_INET
         except ValueError:
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-            return list(found)
+            addresses = await loop.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+            )
+            return list(addresses)
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self._host, self._port))]  # needs no thread
 
 
@@ -314,8 +316,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         answer = self._exchange
         if answer is None:
             return
-        why = "" if exc is None else f" ({type(exc).__name__}: {exc})"
+        reason = "" if exc is None else f" ({type(exc).__name__}: {exc})"
         if answer.is_in_body:
-            self._fail(TruncatedError(f"{self._address}: the connection ended before the object did{why}"))
+            self._fail(TruncatedError(f"{self._address}: the connection ended before the object did{reason}"))
         else:
-            self._fail(ConnectionLostError(f"{self._address}: the connection broke before a response came{why}"))
+            self._fail(ConnectionLostError(f"{self._address}: the connection broke before a response came{reason}"))

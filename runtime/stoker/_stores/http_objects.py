@@ -150,7 +150,7 @@ class RenewableCredentials(ABC, Generic[_C]):
     async def _fetch_or_keep(self, held: _C | None) -> _C:
         loop = asyncio.get_running_loop()
         try:
-            found, life_seconds = await self.fetch()
+            credentials, life_seconds = await self.fetch()
         except StoreError as error:
             if held is None or self.life_seconds <= 0:
                 raise
@@ -160,10 +160,10 @@ class RenewableCredentials(ABC, Generic[_C]):
         self.were_fetched = True
         self._expires_at_seconds = loop.time() + life_seconds - _EXPIRY_MARGIN_SECONDS
         fresh_seconds = life_seconds - self.margin_seconds
-        if found == held:  # the source has no new ones yet
+        if credentials == held:  # the source has no new ones yet
             fresh_seconds = max(fresh_seconds, min(_RENEWAL_PAUSE_SECONDS, self.life_seconds))
         self._renew_at_seconds = loop.time() + fresh_seconds
-        return found
+        return credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,8 +308,8 @@ class HttpObjectStore(ObjectStore, Generic[_A]):
     ) -> ObjectInfo:
         if start == end:
             return check_tag_and_range(self._location.object_url(key), await self._head(key), start, end, tag)
-        asked = ObjectOperation("GET", key, f"bytes={start}-{end - 1}", tag)
-        reply = await self._perform(asked, Destination(into, start, end, begun))
+        operation = ObjectOperation("GET", key, f"bytes={start}-{end - 1}", tag)
+        reply = await self._perform(operation, Destination(into, start, end, begun))
         return self._info(key, reply) or await self._head(key)
 
     async def _perform(self, operation: ObjectOperation, destination: Destination | None = None) -> HttpResponse:
@@ -318,13 +318,13 @@ class HttpObjectStore(ObjectStore, Generic[_A]):
         Raises:
             StoreError: The request was refused, or there was no response.
         """
-        access, address, place = self._clients.get(), self.url, operation.path
+        access, address, path = self._clients.get(), self.url, operation.path
         if operation.key is not None:
-            address, place = self._location.object_url(operation.key), place or self._location.full_key(operation.key)
+            address, path = self._location.object_url(operation.key), path or self._location.full_key(operation.key)
         used, is_renewed = await access.credentials.current(), False
         while True:
             carrier = access.reader if operation.is_read else access.writer
-            reply = await carrier.send(access.create_request(operation, place, used, address), destination)
+            reply = await carrier.send(access.create_request(operation, path, used, address), destination)
             if not reply.is_error or (not operation.is_read and 200 <= reply.status < 300):
                 return reply
             error = await self._response_error(access, operation, used, address, reply)
@@ -337,7 +337,7 @@ class HttpObjectStore(ObjectStore, Generic[_A]):
 
     @abstractmethod
     async def _response_error(
-        self, access: _A, asked: ObjectOperation, proof: Any, address: str, reply: HttpResponse
+        self, access: _A, operation: ObjectOperation, proof: Any, address: str, reply: HttpResponse
     ) -> StoreError:
         """Return the error for an error response."""
 

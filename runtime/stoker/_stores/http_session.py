@@ -194,10 +194,10 @@ async def _extend_timeout(
 def _create_socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
     """Return a socket whose connection fails if sent data is not acknowledged for ``silence_seconds``."""
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
+    new_socket = socket.socket(family, kind, protocol)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(silence_seconds * 1000)))
-    return made
+        new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(silence_seconds * 1000)))
+    return new_socket
 
 
 @contextmanager
@@ -208,11 +208,11 @@ def _translate_errors(address: str) -> Iterator[None]:
     except StokerError:
         raise
     except (aiohttp.ClientError, OSError) as error:
-        kind, what = next((kind, what) for types, kind, what in _ERRORS if isinstance(error, types))
+        kind, problem = next((kind, problem) for types, kind, problem in _ERRORS if isinstance(error, types))
         # Only the status of a response: the rest is untrusted text.
-        said = error.status if isinstance(error, aiohttp.ClientResponseError) else error
+        detail = error.status if isinstance(error, aiohttp.ClientResponseError) else error
         # Not chained: aiohttp's error holds the request with its signature, and a proxy's password.
-        raise kind(f"{address}: {what} ({type(error).__name__}: {said})") from None
+        raise kind(f"{address}: {problem} ({type(error).__name__}: {detail})") from None
 
 
 class StrictConnector(aiohttp.TCPConnector):

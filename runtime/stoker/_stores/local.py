@@ -105,18 +105,18 @@ class LocalStore(ObjectStore):
         """Yield the files below the folder, following links; files that appear or vanish meanwhile may be left out."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        found = _walk(self._root, "", prefix, start_after)
+        entries = _walk(self._root, "", prefix, start_after)
 
         def page(_: threading.Event) -> list[ObjectInfo]:
             with self._translate_errors(self.url):
-                return list(islice(found, _PAGE_KEYS))
+                return list(islice(entries, _PAGE_KEYS))
 
         try:
             while infos := await run_in_thread(page):
                 for info in infos:
                     yield info
         finally:
-            found.close()
+            entries.close()
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
         """Write an object; a cancelled write may or may not have taken effect, and no longer uses ``data``."""
@@ -200,10 +200,10 @@ class LocalStore(ObjectStore):
         except StoreError:
             raise
         except OSError as error:
-            kind, what = _ERRORS.get(error.errno or 0, (StoreError, f"could not be used: {error.strerror}"))
+            kind, problem = _ERRORS.get(error.errno or 0, (StoreError, f"could not be used: {error.strerror}"))
             if kind is NotFoundError:
                 self._check_root()
-            raise kind(f"{address} {what}") from error
+            raise kind(f"{address} {problem}") from error
 
     @contextmanager
     def _open_object(self, key: str) -> Iterator[tuple[int, ObjectInfo]]:
@@ -371,10 +371,10 @@ def _walk(
 def _entries(folder: Path) -> list[tuple[str, bool]]:
     """Return (name, is a folder), sorted in key order: folders end with a slash, as in the keys of their files."""
     with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir()) for entry in entries]
+        pairs = [(entry.name, entry.is_dir()) for entry in entries]
     try:
         return sorted(
-            ((f"{name}/" if is_folder else name, is_folder) for name, is_folder in found),
+            ((f"{name}/" if is_folder else name, is_folder) for name, is_folder in pairs),
             key=lambda entry: entry[0].encode(),
         )
     except UnicodeEncodeError as error:

@@ -181,10 +181,10 @@ def _parse_served_url(url: str) -> Location:
     return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
 
 
-def check_text(what: str, text: str) -> None:
+def check_text(name: str, text: str) -> None:
     """Raise ConfigError if ``text`` holds a lone surrogate, which UTF-8 cannot encode."""
     if _LONE_SURROGATE.search(text):
-        raise ConfigError(f"{what} {text!r} is not valid Unicode text")
+        raise ConfigError(f"{name} {text!r} is not valid Unicode text")
 
 
 def check_key(key: str) -> None:

@@ -92,10 +92,10 @@ class ObjectStore:
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; each page of 1,000 keys counts as a request, and so does an empty one."""
-        async with aclosing(self._list(prefix, start_after)) as found:
+        async with aclosing(self._list(prefix, start_after)) as infos:
             for number in itertools.count():
                 with self.meter.count_request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
-                    info = await anext(found, None)
+                    info = await anext(infos, None)
                 if info is None:
                     return
                 yield info
@@ -185,8 +185,8 @@ class MeteredStore(ObjectStore):
         if not hasattr(self.wrapped, "get"):
             return await super()._get(key)
         with self._method("get", key) as get:
-            found: tuple[bytes, ObjectInfo] = await get(key)
-        return found
+            result: tuple[bytes, ObjectInfo] = await get(key)
+        return result
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
@@ -203,8 +203,8 @@ class MeteredStore(ObjectStore):
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        with self._method("list", prefix) as found:
-            listing = found(prefix, start_after=start_after)
+        with self._method("list", prefix) as method:
+            listing = method(prefix, start_after=start_after)
             try:
                 async for info in listing:
                     yield info
@@ -233,11 +233,11 @@ class MeteredStore(ObjectStore):
         """Yield a method of the wrapped store; unexpected exceptions become a StoreError that names the object."""
         if name != "list":
             check_key(key)
-        found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
-        if found is None:
+        method: Callable[..., Any] | None = getattr(self.wrapped, name, None)
+        if method is None:
             raise self._unsupported_error(name, key)
         try:
-            yield found
+            yield method
         except StokerError:
             raise
         except Exception as error:
@@ -310,9 +310,9 @@ class MemoryStore(ObjectStore):
         """Yield the objects under ``prefix`` as they were when the listing began."""
         first, after = self._location.within_bucket(prefix), self._location.within_bucket(start_after).encode()
         with self._bucket() as bucket:
-            found = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
-        found = sorted(item for item in found if not start_after or item[0] > after)
-        for number, (key, (data, tag)) in enumerate(found):
+            entries = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
+        entries = sorted(item for item in entries if not start_after or item[0] > after)
+        for number, (key, (data, tag)) in enumerate(entries):
             if number % _PAGE_KEYS == 0:
                 await asyncio.sleep(0)
             yield ObjectInfo(key=self._location.relative(key.decode()), size_bytes=len(data), tag=tag)
@@ -322,8 +322,8 @@ class MemoryStore(ObjectStore):
         await asyncio.sleep(0)
         with _lock:
             bucket = _buckets.setdefault(self._location.bucket, _MemoryBucket())
-            _, found = bucket.objects.get(full_key, (b"", None))
-            if (if_absent and found is not None) or (if_tag is not None and found != if_tag):
+            _, existing = bucket.objects.get(full_key, (b"", None))
+            if (if_absent and existing is not None) or (if_tag is not None and existing != if_tag):
                 raise PreconditionFailedError(
                     f"{self._location.object_url(key)} was written by another writer; read it again and decide"
                 )

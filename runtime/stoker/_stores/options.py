@@ -186,8 +186,8 @@ class ServedOptions(BoundedConfig):
 
     @property
     def _auths_of_options(self) -> set[Auth]:
-        said = {auth for name, auth in _AUTH_BY_OPTION.items() if getattr(self, name) is not None}
-        return said if self.auth is None else said | {self.auth}
+        implied = {auth for name, auth in _AUTH_BY_OPTION.items() if getattr(self, name) is not None}
+        return implied if self.auth is None else implied | {self.auth}
 
 
 StoreOptions = S3Options | GcsOptions | ServedOptions

@@ -288,9 +288,9 @@ class S3Store(HttpBucketStore[S3StoreClient]):
         await self._perform(ObjectOperation("DELETE", key))
 
     async def _response_error(
-        self, _access: S3StoreClient, asked: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
+        self, _access: S3StoreClient, operation: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
     ) -> StoreError:
-        return _parse_error(address, reply, is_write=asked.body is not None)
+        return _parse_error(address, reply, is_write=operation.body is not None)
 
     def _info(self, key: str, reply: HttpResponse) -> ObjectInfo:
         if "ETag" not in reply.headers:
@@ -307,10 +307,10 @@ def _text(element: ElementTree.Element, name: str) -> str:
     Raises:
         ValueError: The element is missing or empty.
     """
-    found = element.findtext(f"{{*}}{name}")
-    if not found:
+    text = element.findtext(f"{{*}}{name}")
+    if not text:
         raise ValueError(name)
-    return found
+    return text
 
 
 def _parse_error(address: str, reply: HttpResponse, *, is_write: bool = False) -> StoreError:

@@ -238,8 +238,8 @@ class ServedStoreClient:
         """Return the error for a platform's error response; the function has not seen the request."""
         # AWS may append a colon and the URL of a definition to the type.
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
-        said = reply.document
-        text = str(said.get("message") or said.get("Message") or "")
+        document = reply.document
+        text = str(document.get("message") or document.get("Message") or "")
         rule = self.credentials.rule(reply.status, code)
         return create_error(address, reply, {str(reply.status): rule}, code, text)
 
@@ -283,8 +283,8 @@ class ServedStoreClient:
 
 def _parse_error(reply: HttpResponse) -> tuple[str, str]:
     """Return the code and the message of a function's error document; both empty for any other response."""
-    said = reply.document
-    return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
+    document = reply.document
+    return (str(document["error"]), str(document["message"])) if {"error", "message"} <= document.keys() else ("", "")
 
 
 class ServedStore(HttpObjectStore[ServedStoreClient]):
@@ -430,14 +430,14 @@ class RowIndex:
         if match is None:
             return None
         number = int(match[2])
-        found = [
+        paths = [
             (version, first_row + number - first_number)
             for (first_number, rows), (version, first_row) in self._runs.get(match[1], {}).items()
             if first_number <= number < first_number + rows
         ]
-        if not found:
+        if not paths:
             return None
-        version, row = max(found)  # the newest version, since older ones are deleted first
+        version, row = max(paths)  # the newest version, since older ones are deleted first
         return f"super-samples/{row}?version={version}"
 
 

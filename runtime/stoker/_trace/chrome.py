@@ -261,23 +261,23 @@ class ProcessTrace:
 
     def _request(self, request: Request, shift: float, events: list[str]) -> None:
         sent, ended = request.sent_seconds + shift, request.ended_seconds + shift
-        for place, free in enumerate(self._row_free_seconds):
+        for candidate, free in enumerate(self._row_free_seconds):
             if free <= sent:
-                self._row_free_seconds[place] = ended
+                self._row_free_seconds[candidate] = ended
                 break
         else:
-            place = len(self._row_free_seconds)
+            candidate = len(self._row_free_seconds)
             self._row_free_seconds.append(ended)
-        row = self._row(REQUEST_ROWS + place, f"request {place + 1}", events)
+        row = self._row(REQUEST_ROWS + candidate, f"request {candidate + 1}", events)
         whole = "true" if request.is_whole else "false"
         args = f'"object":{quoted(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
         if request.begun_seconds is None:
             name = '"transfer"' if request.is_whole else '"no_answer"'
             events.append(self._duration_event(row, "request", name, sent, ended, args))
         else:
-            begun = request.begun_seconds + shift
-            events.append(self._duration_event(row, "request", '"first_byte"', sent, begun, args))
-            events.append(self._duration_event(row, "request", '"transfer"', begun, ended, args))
+            first_byte = request.begun_seconds + shift
+            events.append(self._duration_event(row, "request", '"first_byte"', sent, first_byte, args))
+            events.append(self._duration_event(row, "request", '"transfer"', first_byte, ended, args))
 
     def _slot_row(self, fetch: Fetch, events: list[str]) -> int:
         assert fetch.slot is not None  # noqa: S101 - sinks get fetches of items in the ring
@@ -344,8 +344,8 @@ class ChromeTrace(ProcessTrace, Closeable):
     ) -> None:
         file = EventFile(path, limit=limit, clock=clock)
         self._finalizer = weakref.finalize(self, file.close)
-        begun = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
-        super().__init__(file, os.getpid(), name, clock(), begun)
+        started_text = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
+        super().__init__(file, os.getpid(), name, clock(), started_text)
 
     @property
     def path(self) -> Path:

@@ -52,11 +52,11 @@ class Quantiles:
     def quantile(self, share: float) -> float:
         """Return the quantile at ``share``, 0 to 1; at least one number must have been added."""
         rank = math.ceil(share * self.count)
-        for place in sorted(self._classes):
-            rank -= self._classes[place]
+        for index in sorted(self._classes):
+            rank -= self._classes[index]
             if rank <= 0:
                 break
-        return math.exp(place * _GROWTH) * (1 - _ACCURACY)
+        return math.exp(index * _GROWTH) * (1 - _ACCURACY)
 
 
 class TraceSummary:
@@ -98,19 +98,19 @@ class TraceSummary:
     def of(cls, events: Iterable[TraceEvent], max_worst: int = WORST_WAITS) -> TraceSummary:
         """Return the summary of a trace."""
         summary = cls(max_worst)
-        for process, what in events:
-            match what:
+        for process, event in events:
+            match event:
                 case Wait():
-                    summary._add_wait(process, what)
+                    summary._add_wait(process, event)
                 case SlotFill():
                     summary.fetches += 1
-                    summary._extend_range(what.begin_seconds, what.end_seconds)
+                    summary._extend_range(event.begin_seconds, event.end_seconds)
                 case SlotHold():
-                    summary._extend_range(what.begin_seconds, what.end_seconds)
+                    summary._extend_range(event.begin_seconds, event.end_seconds)
                 case TracedResponse():
-                    summary._add_response(what)
+                    summary._add_response(event)
                 case ProcessName():
-                    summary.names[process] = what.name
+                    summary.names[process] = event.name
                 case Truncated():
                     summary.is_full = True
         return summary
@@ -229,12 +229,12 @@ class TraceSection:
         recording.held += _unreleased_holds(recording, self.end_seconds)
         return recording
 
-    def _includes(self, what: object) -> bool:
-        match what:
+    def _includes(self, event: object) -> bool:
+        match event:
             case Wait():
-                return self.overlaps(what.spans[0].begin_seconds, what.spans[-1].end_seconds)
+                return self.overlaps(event.spans[0].begin_seconds, event.spans[-1].end_seconds)
             case SlotFill() | SlotHold():
-                return self.overlaps(what.begin_seconds, what.end_seconds)
+                return self.overlaps(event.begin_seconds, event.end_seconds)
         return False
 
 

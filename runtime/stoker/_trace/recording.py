@@ -131,11 +131,11 @@ class Recording:
     def of(cls, events: Iterable[TraceEvent]) -> Recording:
         """Return a recording of all events, which takes several times the size of the file in memory."""
         recording = cls()
-        kept: dict[type, list[Any]] = {Wait: recording.waits, SlotFill: recording.fetches, SlotHold: recording.held}
-        kept[TracedResponse] = recording.responses
-        for _, what in events:
-            kept.get(type(what), []).append(what)
-            recording.is_full |= isinstance(what, Truncated)
+        lists: dict[type, list[Any]] = {Wait: recording.waits, SlotFill: recording.fetches, SlotHold: recording.held}
+        lists[TracedResponse] = recording.responses
+        for _, event in events:
+            lists.get(type(event), []).append(event)
+            recording.is_full |= isinstance(event, Truncated)
         return recording
 
 
@@ -159,8 +159,8 @@ def read_trace(path: Path) -> Iterator[TraceEvent]:
             number = _parse_integer(event["pid"])
             process = processes.setdefault(number, _ProcessParser())
             _check_count(processes, _MAX_PROCESSES, "processes")
-            for what in process.parse(event):
-                yield TraceEvent(number, what)
+            for record in process.parse(event):
+                yield TraceEvent(number, record)
     except ConfigError:
         raise
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -168,8 +168,8 @@ def read_trace(path: Path) -> Iterator[TraceEvent]:
     if not processes:
         raise ConfigError(f"{path} is not a trace: it has no events")
     for number, process in processes.items():
-        for what in process.flush():
-            yield TraceEvent(number, what)
+        for record in process.flush():
+            yield TraceEvent(number, record)
 
 
 class _ProcessParser:
@@ -363,8 +363,8 @@ def _find_list(read: Callable[[], str]) -> tuple[str, int]:
     """Return the start of the text, and the position of the first value in it."""
     text = read().lstrip()
     while text.startswith("{") and len(text) < _MAX_CHARACTERS:
-        if found := _LIST_OF_EVENTS.search(text):
-            return text, found.end()
+        if match := _LIST_OF_EVENTS.search(text):
+            return text, match.end()
         if not (more := read()):
             break
         text += more

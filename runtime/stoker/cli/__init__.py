@@ -63,11 +63,13 @@ class Command:
             name: name of the command, the word after ``stoker``.
             help: description of the command, one line.
         """
-        place, _, shared = module.partition(":")
+        module_name, _, shared = module.partition(":")
 
         def of(function: str) -> Callable[..., Any]:
-            found: Callable[..., Any] = getattr(import_module(place), f"{function}_{shared}" if shared else function)
-            return found
+            target: Callable[..., Any] = getattr(
+                import_module(module_name), f"{function}_{shared}" if shared else function
+            )
+            return target
 
         def run(options: Namespace) -> int:
             code: int | Coroutine[None, None, int] = of("run")(options)
@@ -172,12 +174,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _create_parser(arguments: Sequence[str]) -> MainParser:
     """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
     options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
-    asked = next(iter(arguments[len(options) :]), "")
-    only = None if set(options) - {"--debug"} else _find_command(asked)  # with --help, all of them are listed
-    parser = create_parser([only] if only else list_commands(), [asked])
-    if asked and asked not in (names := [each.name for each in parser.commands]):
-        near = get_close_matches(asked, names, n=1)
-        parser.error(f"there is no command {asked!r:.40}" + (f"; do you mean {near[0]}?" if near else ""))
+    requested = next(iter(arguments[len(options) :]), "")
+    only = None if set(options) - {"--debug"} else _find_command(requested)  # with --help, all of them are listed
+    parser = create_parser([only] if only else list_commands(), [requested])
+    if requested and requested not in (names := [each.name for each in parser.commands]):
+        near = get_close_matches(requested, names, n=1)
+        parser.error(f"there is no command {requested!r:.40}" + (f"; do you mean {near[0]}?" if near else ""))
     return parser
 
 
@@ -220,9 +222,9 @@ def _find_command(name: str) -> Command | None:
 
 def list_commands() -> list[Command]:
     """Return the built-in commands and those of other packages, in the order of the help."""
-    found = {name: _load_command(point) for name, point in _find_entry_points().items()} | _COMMANDS
-    first = [found.pop(name) for name in chain(*_COMMAND_GROUPS.values()) if name in found]
-    return [*first, *found.values()]
+    commands = {name: _load_command(point) for name, point in _find_entry_points().items()} | _COMMANDS
+    first = [commands.pop(name) for name in chain(*_COMMAND_GROUPS.values()) if name in commands]
+    return [*first, *commands.values()]
 
 
 def _find_entry_points() -> dict[str, EntryPoint]:
@@ -329,9 +331,9 @@ class MainParser(CommandParser):
 class _Formatter(HelpFormatter):
     def add_usage(self, usage: str | None, actions: Iterable[Action], groups: Any, prefix: str | None = None) -> None:
         """Show the required arguments only; the options are listed below."""
-        listed = list(actions)
-        needed = [each for each in listed if each.required or not each.option_strings]
-        words = [*(["[options]"] if len(needed) < len(listed) else []), *map(self._format_usage_word, needed)]
+        arguments = list(actions)
+        needed = [each for each in arguments if each.required or not each.option_strings]
+        words = [*(["[options]"] if len(needed) < len(arguments) else []), *map(self._format_usage_word, needed)]
         super().add_usage(
             usage or " ".join(["%(prog)s", *(word.replace("%", "%%") for word in words)]), [], groups, prefix
         )

@@ -82,25 +82,25 @@ async def run(args: Namespace) -> int:
         ):
             rows = _select_rows(manifest, positions, spec.limit_bytes)
             read = await _fill(store, manifest, tier, rows, config, progress)
-            held = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
-    size_bytes = sum(ref.size_bytes for ref in held)
+            held_refs = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
+    size_bytes = sum(ref.size_bytes for ref in held_refs)
     if args.json:
         figures = {"url": args.url, "version": manifest.version, "cache": f"disk:{spec.path}"}
-        figures |= {"super_samples": len(manifest), "fit": len(rows), "held": len(held), "held_bytes": size_bytes}
+        figures |= {"super_samples": len(manifest), "fit": len(rows), "held": len(held_refs), "held_bytes": size_bytes}
         print(json_text({**figures, "read": read}))
     else:
         print(
-            f"disk:{spec.path} holds {len(held):,} of {format_count(len(manifest), 'super-sample')} of version "
+            f"disk:{spec.path} holds {len(held_refs):,} of {format_count(len(manifest), 'super-sample')} of version "
             f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} "
             "were there"
         )
-    if len(held) < len(rows):
+    if len(held_refs) < len(rows):
         print(
-            f"{len(rows) - len(held):,} that fit into the limit were not cached: the disk is full or failed; "
+            f"{len(rows) - len(held_refs):,} that fit into the limit were not cached: the disk is full or failed; "
             "free some space and run the command again",
             file=sys.stderr,
         )
-    return 1 if len(held) < len(rows) else 0
+    return 1 if len(held_refs) < len(rows) else 0
 
 
 @asynccontextmanager

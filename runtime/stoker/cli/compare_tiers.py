@@ -89,9 +89,11 @@ def format_comparison(comparison: TierComparison, *, as_json: bool) -> str:
     """Return the places and their costs as a table, or as JSON."""
     costs, work, date = comparison.costs(), comparison.work, comparison.prices.date
     if as_json:
-        of = dict.fromkeys(f"{each.of} ({each.region})" for each in costs if each.of)
+        products = dict.fromkeys(f"{each.of} ({each.region})" for each in costs if each.of)
         tiers = [_as_json(each) for each in costs]
-        return json_text({"prices": {"date": str(date), "of": list(of)}, "workload": asdict(work), "tiers": tiers})
+        return json_text(
+            {"prices": {"date": str(date), "of": list(products)}, "workload": asdict(work), "tiers": tiers}
+        )
     reads = f"{work.reads:,.0f} reads by {format_count(work.trainers, 'trainer')} in {work.hours:,g} hours"
     lines = [
         table([_HEADER, *map(_format_row, costs)], indent="", right=(2, 3)),
@@ -119,10 +121,10 @@ def _as_json(cost: TierCost) -> dict[str, Any]:
 
 
 def _format_row(cost: TierCost) -> tuple[str, ...]:
-    of = f"{cost.count:,} x {cost.of}" if cost.of and cost.count > 1 else cost.of
+    product = f"{cost.count:,} x {cost.of}" if cost.of and cost.count > 1 else cost.of
     return (
         cost.place,
-        make_printable(of),
+        make_printable(product),
         _format_dollars(cost.dollars),
         _format_dollars_per_read(cost.dollars_per_read),
         cost.limit,

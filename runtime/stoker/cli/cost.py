@@ -75,8 +75,8 @@ def run(args: Namespace) -> int:
             sources[f"{source.name} ({source.region})"] = None
     dollars = total_dollars(parts)
     if args.json:
-        of = {"date": str(prices.date), "of": list(sources)}
-        print(json_text({"prices": of, "parts": [asdict(part) for part in parts], "dollars": dollars}))
+        sources_json = {"date": str(prices.date), "of": list(sources)}
+        print(json_text({"prices": sources_json, "parts": [asdict(part) for part in parts], "dollars": dollars}))
         return 0
     rows = [(part.name, _format_quantity(part.quantity), part.unit, _format_dollars(part.dollars)) for part in parts]
     rows.append(("total", "", "", _format_dollars(dollars)))
@@ -109,9 +109,9 @@ def _estimate_parts(
     """Yield the cost parts of each billed resource, with the prices that apply."""
     if args.url is not None or _BUCKET_FIGURES & given.keys():
         super_samples, size_bytes, store = _read_bucket(args, given, prices)
-        stored = StorageUsage(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
+        usage = StorageUsage(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
         yield (
-            [*stored.bill_lines(store), *_estimate_traffic(given, prices, super_samples, size_bytes).bill_lines(store)],
+            [*usage.bill_lines(store), *_estimate_traffic(given, prices, super_samples, size_bytes).bill_lines(store)],
             store,
         )
     compute_hours, stall = given["compute_hours"], given["stall"]
@@ -161,8 +161,8 @@ def _estimate_traffic(given: _Figures, prices: Prices, super_samples: int, size_
         if accelerators is None:
             accelerators = max(1, prices.machine(given["machine"]).accelerators) if "machine" in given else 1
         ranks = given.get("nodes", 1) * accelerators
-        how = {"epochs": given.get("epochs", 1), "ranks": ranks, "hit_rate": given["hit_rate"]}
-        traffic += training_traffic(super_samples, size_bytes, **how, egress=egress)
+        options = {"epochs": given.get("epochs", 1), "ranks": ranks, "hit_rate": given["hit_rate"]}
+        traffic += training_traffic(super_samples, size_bytes, **options, egress=egress)
     if given.get("packing"):
         traffic += packing_traffic(super_samples, size_bytes, egress=egress)
     return traffic
@@ -328,11 +328,11 @@ def _add_figures(parser: ArgumentParser) -> None:
     for title, group in _GROUPS.items():
         section = parser.add_argument_group(title)
         for figure in group:
-            how: dict[str, Any] = {"action": "store_true", "default": None}
+            options: dict[str, Any] = {"action": "store_true", "default": None}
             if figure.kind is not None:
-                how = dict(zip(("type", "metavar"), figure.kind, strict=True))
+                options = dict(zip(("type", "metavar"), figure.kind, strict=True))
             flags = [f"--{figure.name.replace('_', '-')}", *(["--accelerator"] if figure.name == "machine" else [])]
-            section.add_argument(*flags, dest=figure.name, help=figure.help, **how)
+            section.add_argument(*flags, dest=figure.name, help=figure.help, **options)
 
 
 def _collect_figures(args: Namespace, *, has_dataset: bool) -> _Figures:
@@ -347,10 +347,10 @@ def _collect_figures(args: Namespace, *, has_dataset: bool) -> _Figures:
         if given.pop(name, None) is not None:
             text = f"{name} has no effect: no tier of stoker makes back-ups; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=1)
-    there = given.keys() | ({"URL"} if has_dataset else set())
+    names = given.keys() | ({"URL"} if has_dataset else set())
     for name in given:
         needed = _FIGURES[name].needs.split()
-        if needed and not there & set(needed):
+        if needed and not names & set(needed):
             raise ConfigError(f"{name} has no effect without {' or '.join(needed)}")
     if {"stall", "wait_hours"} <= given.keys():
         raise ConfigError("stall and wait_hours both give the waiting time; give one of them")
@@ -358,16 +358,16 @@ def _collect_figures(args: Namespace, *, has_dataset: bool) -> _Figures:
 
 
 def _read_figures(path: Path) -> dict[str, Any]:
-    found = {}
+    figures = {}
     for name, value in read_toml(path).items():
         figure = _FIGURES.get(name)
         if figure is None:
-            known = ", ".join(name for name in _FIGURES if name not in _REMOVED_FIGURES)
-            raise ConfigError(f"{path} has the unknown figure {quote_value(name)}; the figures are {known}")
+            names = ", ".join(name for name in _FIGURES if name not in _REMOVED_FIGURES)
+            raise ConfigError(f"{path} has the unknown figure {quote_value(name)}; the figures are {names}")
         if figure.kind is None and not isinstance(value, bool):
             raise ConfigError(f"{path}: {name} must be true or false, not {quote_value(value)}")
         try:
-            found[name] = value if figure.kind is None else figure.kind[0](str(value))
+            figures[name] = value if figure.kind is None else figure.kind[0](str(value))
         except (ArgumentTypeError, ValueError) as error:  # ValueError: an integer of thousands of digits
             raise ConfigError(f"{path}: {name}: {error}") from None
-    return found
+    return figures

@@ -260,11 +260,11 @@ def _function_environment(args: Namespace, location: Location, prefix: str = "")
     if location.scheme not in _ENDPOINTS:
         return {}
     given = {name: getattr(args, prefix + name) or getattr(args, name) for name in ("endpoint_url", "region")}
-    refused = [name for name in _NOT_FOR_FUNCTIONS if getattr(args, prefix + name)]
+    rejected = [name for name in _NOT_FOR_FUNCTIONS if getattr(args, prefix + name)]
     others = [name for name in given if prefix and getattr(args, prefix + name) not in (None, getattr(args, name))]
     same_scheme = parse_url(args.url).scheme == location.scheme
-    if refused or (others and same_scheme):
-        flag = f"--{prefix}{(refused or others)[0]}".replace("_", "-")
+    if rejected or (others and same_scheme):
+        flag = f"--{prefix}{(rejected or others)[0]}".replace("_", "-")
         raise ConfigError(f"{flag} cannot be passed on to functions; leave it out, or do without --on")
     names = {"endpoint_url": _ENDPOINTS[location.scheme], "region": "AWS_REGION"}
     return {names[name]: value for name, value in given.items() if value}

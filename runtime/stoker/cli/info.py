@@ -61,7 +61,7 @@ def _format_text(facts: dict[str, Any], schema: Schema) -> str:
     count, versions, size_bytes = facts["super_samples"], facts["versions"], facts["size_bytes"]
     average, largest = format_bytes(size_bytes / max(1, count)), format_bytes(facts["largest_bytes"])
     others = f" (there are {', '.join(map(str, versions))})" if len(versions) > 1 else ""
-    shown = [
+    facts_rows = [
         ("data set", make_printable(facts["dataset"])),
         ("version", f"{facts['version']}{others}"),
         ("samples", f"{facts['samples']:,}"),
@@ -79,7 +79,7 @@ def _format_text(facts: dict[str, Any], schema: Schema) -> str:
         )
         for run in facts["runs"]
     ]
-    return f"{facts['url']}\n{table(shown)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+    return f"{facts['url']}\n{table(facts_rows)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
 
 
 def _describe_identities(strong: int, count: int) -> str:
@@ -130,20 +130,20 @@ def configure_doctor(parser: ArgumentParser) -> None:
 
 async def run_doctor(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    found, commands = list[Finding](), set[str]()
+    findings, commands = list[Finding](), set[str]()
 
     def tell(finding: Finding) -> None:
-        found.append(finding)
+        findings.append(finding)
         if not args.json:
             print("\n".join(_format_finding(finding, args.url, commands)), flush=True)
 
     await diagnose(DoctorConfig(url=args.url, options=store_options(args, args.url), write=args.write), tell)
-    problems, warnings = (sum(each.level is level for each in found) for level in (Level.PROBLEM, Level.WARNING))
+    problems, warnings = (sum(each.level is level for each in findings) for level in (Level.PROBLEM, Level.WARNING))
     if args.json:
-        print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}))
+        print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in findings]}))
     else:
-        said = f"{format_count(problems, 'problem')}, {format_count(warnings, 'warning')}"
-        print(said if problems + warnings else "all is well")
+        summary = f"{format_count(problems, 'problem')}, {format_count(warnings, 'warning')}"
+        print(summary if problems + warnings else "all is well")
     return 1 if problems else 0
 
 

@@ -79,17 +79,22 @@ async def run_verify(args: Namespace) -> int:
     for item in bad:
         print(make_printable(format_bad_object(item)))
     if not args.quiet:
-        found = f"{len(bad):,} of them bad" if bad else "all of them good"
-        what = f"{format_count(len(manifest), 'super-sample')} of version {manifest.version}"
-        print(f"verified {what}, {format_bytes(manifest.size_bytes)}: {found}\n{bill.summary()}", file=sys.stderr)
+        verdict = f"{len(bad):,} of them bad" if bad else "all of them good"
+        objects_text = f"{format_count(len(manifest), 'super-sample')} of version {manifest.version}"
+        print(
+            f"verified {objects_text}, {format_bytes(manifest.size_bytes)}: {verdict}\n{bill.summary()}",
+            file=sys.stderr,
+        )
     return 1 if bad else 0
 
 
 def configure_compact(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    wanted = "target size; super-samples below half of it are merged (default: 8MiB)"
-    parser.add_argument("--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=wanted)
+    target_help = "target size; super-samples below half of it are merged (default: 8MiB)"
+    parser.add_argument(
+        "--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=target_help
+    )
     add_json(parser)
     parser.set_defaults(example="stoker compact s3://bucket/dataset")
     add_store_options(parser)
@@ -165,8 +170,8 @@ def _show_garbage(report: GarbageReport) -> None:
         print(make_printable(key))
     count = len(report.objects) + len(report.records) + len(report.versions)
     verb = "deleted" if report.is_deleted else "could be deleted with --delete"
-    found = f"{format_count(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
-    print(found if count else "no garbage")
+    summary = f"{format_count(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
+    print(summary if count else "no garbage")
     for line in _describe_unfinished(report.unfinished.values()):
         print(f"left alone: {line}")
 
@@ -185,14 +190,14 @@ def _describe_unfinished(unfinished: Iterable[UnfinishedRun]) -> Iterator[str]:
         elif record.mode == "deferred":
             jobs[record.job].append(each.objects)
         else:
-            found = f"the unfinished pack {each.run} of {quote_start(record.source)}, {objects}"
-            yield f"{found}; pack the same again to resume it, or {give_up}"
+            pack_text = f"the unfinished pack {each.run} of {quote_start(record.source)}, {objects}"
+            yield f"{pack_text}; pack the same again to resume it, or {give_up}"
     for job, counts in sorted(jobs.items(), reverse=True):
-        found = f"{format_count(len(counts), 'run')} {f'of job {job}' if job else 'of functions'}"
+        pack_text = f"{format_count(len(counts), 'run')} {f'of job {job}' if job else 'of functions'}"
         remedy = "functions finish and commit them"
         if job:
             remedy = f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
-        yield f"{found}, {format_count(sum(counts), 'super-sample')}; {remedy}"
+        yield f"{pack_text}, {format_count(sum(counts), 'super-sample')}; {remedy}"
 
 
 def configure_rebuild(parser: ArgumentParser) -> None:
@@ -200,8 +205,8 @@ def configure_rebuild(parser: ArgumentParser) -> None:
     add_written_dataset(parser)
     orphans = "also add super-samples that no manifest and no finished pack lists, after reading them completely"
     parser.add_argument("--adopt", action="store_true", help=orphans)
-    whole = "read every super-sample completely and leave out damaged ones (default: read their heads only)"
-    parser.add_argument("--verify", action="store_true", help=whole)
+    verify_help = "read every super-sample completely and leave out damaged ones (default: read their heads only)"
+    parser.add_argument("--verify", action="store_true", help=verify_help)
     add_json(parser)
     add_store_options(parser)
     parser.set_defaults(example="stoker rebuild-manifest s3://bucket/dataset --verify")
@@ -221,9 +226,9 @@ async def run_rebuild(args: Namespace) -> int:
             figures[name] = [asdict(each) for each in getattr(report, name)]
         print(json_text(figures))
         return 0 if is_complete else 1
-    what = "made" if report.is_new else "nothing is missing from"
-    found = f"{format_count(len(manifest), 'super-sample')}, {format_count(manifest.samples, 'sample')}"
-    print(f"{what} version {manifest.version}: {found}")
+    verb = "made" if report.is_new else "nothing is missing from"
+    contents = f"{format_count(len(manifest), 'super-sample')}, {format_count(manifest.samples, 'sample')}"
+    print(f"{verb} version {manifest.version}: {contents}")
     _print_list("lost", map(format_bad_object, report.lost))
     _print_list("adopted", report.adopted)
     _print_list("not adopted", map(format_bad_object, report.refused))
@@ -235,8 +240,8 @@ async def run_rebuild(args: Namespace) -> int:
 
 
 def _print_list(title: str, lines: Iterable[str]) -> None:
-    if shown := [f"  {make_printable(line)}" for line in lines]:
-        print(f"{title}: {len(shown):,}", *shown, sep="\n")
+    if shown_lines := [f"  {make_printable(line)}" for line in lines]:
+        print(f"{title}: {len(shown_lines):,}", *shown_lines, sep="\n")
 
 
 _MAX_SHOWN_OTHERS = 5
@@ -267,8 +272,8 @@ async def run_rm(args: Namespace) -> int:
     async with open_store_from_args(args) as inner:
         store = bill.add_store(inner)
         removal = await plan_removal(store)
-        what = _describe_removal(store, removal)
-        if not args.yes and not _is_confirmed(what):
+        description = _describe_removal(store, removal)
+        if not args.yes and not _is_confirmed(description):
             print("nothing was deleted", file=sys.stderr)
             return 1
         total = WorkAmount(count=len(removal.objects), size_bytes=removal.size_bytes)
@@ -280,10 +285,10 @@ async def run_rm(args: Namespace) -> int:
         figures = {"url": args.url, "deleted": total.count, "size_bytes": total.size_bytes}
         print(json_text({**figures, "others": [info.key for info in removal.others], **bill.to_dict()}))
     elif not args.quiet:
-        print(f"deleted {what}; {bill.summary()}", file=sys.stderr)
+        print(f"deleted {description}; {bill.summary()}", file=sys.stderr)
         if removal.others:
-            shown = ", ".join(make_printable(info.key) for info in removal.others[:_MAX_SHOWN_OTHERS])
-            print(f"left alone, since stoker did not make them: {len(removal.others):,}: {shown}", file=sys.stderr)
+            examples = ", ".join(make_printable(info.key) for info in removal.others[:_MAX_SHOWN_OTHERS])
+            print(f"left alone, since stoker did not make them: {len(removal.others):,}: {examples}", file=sys.stderr)
     return 0
 
 
@@ -295,9 +300,9 @@ def _describe_removal(store: Store, removal: RemovalPlan) -> str:
     return f"the data set at {url}: {format_count(manifest.samples, 'sample')}, version {manifest.version} ({size})"
 
 
-def _is_confirmed(what: str) -> bool:
+def _is_confirmed(description: str) -> bool:
     try:
-        return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+        return input(f"delete {description}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False
 

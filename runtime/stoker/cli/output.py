@@ -95,9 +95,9 @@ def describe(column: Column) -> str:
     """Return a column's type and the first of its classes."""
     text = describe_type(column)
     if isinstance(column, Array) and column.classes is not None:
-        shown = ", ".join(map(make_printable, column.classes[:_MAX_SHOWN_CLASSES]))
+        names = ", ".join(map(make_printable, column.classes[:_MAX_SHOWN_CLASSES]))
         count = format_count(len(column.classes), "class", "classes")
-        text += f", {count}: {shown}" + (", …" if len(column.classes) > _MAX_SHOWN_CLASSES else "")
+        text += f", {count}: {names}" + (", …" if len(column.classes) > _MAX_SHOWN_CLASSES else "")
     return text
 
 
@@ -134,17 +134,17 @@ def json_value(column: Column, value: Any) -> Any:
     return facts
 
 
-def format_sample(source: Source, number: int, found: Sample | None) -> list[str]:
+def format_sample(source: Source, number: int, first: Sample | None) -> list[str]:
     """Return a sample of a source as lines for the user to check, none if there is no sample.
 
     Args:
         source: source of the sample.
         number: index of the sample.
-        found: the sample, None if there is none.
+        first: the sample, None if there is none.
     """
-    if found is None:
+    if first is None:
         return []
-    where, sample = found
+    where, sample = first
     rows = [(name, preview(source.schema[name], value)) for name, value in sample.items()]
     return [f"sample {number} ({where}):", *table(rows).splitlines()]
 

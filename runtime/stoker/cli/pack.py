@@ -105,14 +105,14 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
         if durable := packer.durable_samples:
             packer.skip(durable)
         async with aclosing(source.read(durable)) as samples:
-            found = await anext(samples, None)
-            say(args, *format_sample(source, durable, found))
+            current = await anext(samples, None)
+            say(args, *format_sample(source, durable, current))
             async with progress:
                 progress.start(_progress_amount(done))
-                while found is not None:
-                    where, sample = found
+                while current is not None:
+                    where, sample = current
                     await packer.write(sample, where)
-                    found = await anext(samples, None)
+                    current = await anext(samples, None)
                 manifest = await packer.commit()
     _print_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     seconds = asyncio.get_running_loop().time() - started_seconds
@@ -121,9 +121,9 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
         figures |= {"super_samples": done.objects, "size_bytes": done.size_bytes, "seconds": seconds}
         print(json_text({**figures, **costs.to_dict()}))
     rest = f" (there already: {format_count(durable, 'sample')})" if durable else ""
-    what = f"{format_count(done.samples, 'sample')} into {format_count(done.objects, 'super-sample')}"
+    summary = f"{format_count(done.samples, 'sample')} into {format_count(done.objects, 'super-sample')}"
     rate = f"{(done.samples - durable) / max(seconds, 1e-3):,.0f} samples/s"
-    took = f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s ({rate})"
+    took = f"packed {summary}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s ({rate})"
     say(args, costs.summary(), f"{took}: {store.url}, version {manifest.version}{rest}")
 
 
@@ -156,9 +156,9 @@ def _check_fanout_options(args: Namespace) -> None:
     flags.check_function_options(args, "part_bytes")
     if not args.on:
         return
-    for name, how in _LOCAL_ONLY_OPTIONS.items():
+    for name, remedy in _LOCAL_ONLY_OPTIONS.items():
         if getattr(args, name):
-            raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {how}")
+            raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {remedy}")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
     flags.create_executor(args, dst, src)
@@ -178,8 +178,8 @@ async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store
     job = await plan_job(source, store, _job_config(args, dst))
     say(args, f"packing {args.source} as {source.kind} on {executor.name}: {format_count(len(job.tasks), 'part')}")
     _print_notes(source.notes, quiet=args.quiet)
-    async with aclosing(source.read()) as found:
-        say(args, *format_sample(source, 0, await anext(found, None)))
+    async with aclosing(source.read()) as preview:
+        say(args, *format_sample(source, 0, await anext(preview, None)))
     total = WorkAmount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
     progress = ProgressReporter("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:

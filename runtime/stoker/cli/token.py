@@ -22,9 +22,9 @@ def configure(parser: ArgumentParser) -> None:
         f"The keys are read from the variable {_KEYS_VARIABLE}, as in the serving function; the first key signs."
     )
     parser.set_defaults(example="stoker token --dataset flowers --hours 8")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--dataset", action="append", metavar="NAME", help="data set to permit; may be repeated")
-    what.add_argument(
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--dataset", action="append", metavar="NAME", help="data set to permit; may be repeated")
+    group.add_argument(
         "--new-key", metavar="ID", help=f"create a key for {_KEYS_VARIABLE} and print it instead of a token"
     )
     parser.add_argument("--hours", type=_parse_hours, metavar="N", help="validity of the token in hours (default: 24)")

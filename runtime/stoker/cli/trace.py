@@ -94,8 +94,8 @@ def _summary_document(path: Path, summary: TraceSummary) -> dict[str, Any]:
 
 
 def _describe_summary(summary: TraceSummary) -> str:
-    whole = summary.seconds * max(1, len(summary.names))
-    share = summary.waited_seconds / whole if whole else 0.0
+    total_seconds = summary.seconds * max(1, len(summary.names))
+    share = summary.waited_seconds / total_seconds if total_seconds else 0.0
     batches = format_count(summary.batches, "batch", "batches")
     ranks = f" on {len(summary.names)} ranks" if len(summary.names) > 1 else ""
     waited = f"{summary.waited_seconds:.3f} s ({share:.1%})"
@@ -103,10 +103,10 @@ def _describe_summary(summary: TraceSummary) -> str:
 
 
 def _phase_rows(summary: TraceSummary) -> list[tuple[str, ...]]:
-    whole = summary.waited_seconds or 1.0
+    total_seconds = summary.waited_seconds or 1.0
     rows: list[tuple[str, ...]] = [("phase", "seconds", "share", "batches")]
     for phase, (seconds, batches) in sorted(summary.phases.items(), key=lambda each: -each[1][0]):
-        rows.append((str(phase), f"{seconds:.3f}", f"{seconds / whole:.1%}", f"{batches:,}"))
+        rows.append((str(phase), f"{seconds:.3f}", f"{seconds / total_seconds:.1%}", f"{batches:,}"))
     return rows
 
 
@@ -147,8 +147,8 @@ def _draw_picture(args: Namespace) -> int:
     draw_trace(
         section.select(_read_events(args.trace, process)), args.out, section, f"{name}: {_describe_summary(summary)}"
     )
-    shown = f"seconds {section.begin_seconds:.3f} to {section.end_seconds:.3f}"
-    print(f"{make_printable(str(args.out))}: {shown} of {make_printable(str(args.trace))}")
+    section_text = f"seconds {section.begin_seconds:.3f} to {section.end_seconds:.3f}"
+    print(f"{make_printable(str(args.out))}: {section_text} of {make_printable(str(args.trace))}")
     return 0
 
 

@@ -82,17 +82,17 @@ class SourceTests:
 
     def test_samples_and_their_order_are_the_same_every_time(self) -> None:
         async def check(source: Source, store: Store) -> Any:
-            found = await _read_encoded(source)
-            assert await _read_encoded(source) == found
-            return [values for _, values in found]  # names may contain the URL of the store, which differs
+            samples = await _read_encoded(source)
+            assert await _read_encoded(source) == samples
+            return [values for _, values in samples]  # names may contain the URL of the store, which differs
 
         assert self._run(check) == self._run(check), "a second source of the same objects has other samples"
 
     def test_reading_begins_at_any_sample(self) -> None:
         async def check(source: Source, store: Store) -> None:
-            found = await _read_encoded(source)
-            for start in {0, 1, len(found) // 2, len(found) - 1, len(found)}:
-                assert await _read_encoded(source, start) == found[start:], f"reading from sample {start} on"
+            samples = await _read_encoded(source)
+            for start in {0, 1, len(samples) // 2, len(samples) - 1, len(samples)}:
+                assert await _read_encoded(source, start) == samples[start:], f"reading from sample {start} on"
 
         self._run(check)
 
@@ -109,9 +109,9 @@ class SourceTests:
 
     def test_several_readings_do_not_disturb_each_other(self) -> None:
         async def check(source: Source, store: Store) -> None:
-            found = await _read_encoded(source)
+            samples = await _read_encoded(source)
             both = await asyncio.gather(_read_encoded(source), _read_encoded(source, 1))
-            assert list(both) == [found, found[1:]]
+            assert list(both) == [samples, samples[1:]]
 
         self._run(check)
 

@@ -187,8 +187,8 @@ class StoreTests:
             await store.put("x", _CONTENT)
             count = 5 if Deviation.SLOW in place.deviations else 40
             ranges = [(start, start + 4097) for start in range(0, count * 1000, 1000)]
-            found = await asyncio.gather(*(read_range(store, "x", *each) for each in ranges))
-            assert found == [_CONTENT[start:end] for start, end in ranges]
+            parts = await asyncio.gather(*(read_range(store, "x", *each) for each in ranges))
+            assert parts == [_CONTENT[start:end] for start, end in ranges]
 
         place.run(check)
 
@@ -412,9 +412,9 @@ class StoreTests:
             return info
 
         async def second() -> tuple[bytes, ObjectInfo]:
-            found = await store.get("x")
+            result = await store.get("x")
             await store.close()
-            return found
+            return result
 
         written = asyncio.run(first())
         assert asyncio.run(second()) == (b"1", written)

@@ -91,14 +91,14 @@ class TierTests:
 
     def test_what_was_offered_is_read_again_bit_by_bit(self) -> None:
         async def check(tier: Tier) -> None:
-            found = []
+            reads = []
             for number in range(4):
                 ref, data = _create_object(number)
                 tier.offer(ref, memoryview(data))
                 await self.settle(tier)
-                found.append(await _read_object(tier, ref))
-                assert found[-1] in (None, data), f"{ref.key} is not what was offered"
-            assert any(found) or not self.keeps, "it keeps no offered object; set keeps = False if that is intended"
+                reads.append(await _read_object(tier, ref))
+                assert reads[-1] in (None, data), f"{ref.key} is not what was offered"
+            assert any(reads) or not self.keeps, "it keeps no offered object; set keeps = False if that is intended"
 
         self._run(check)
 
@@ -130,8 +130,8 @@ class TierTests:
             for ref, data in objects:
                 tier.offer(ref, memoryview(data))
                 await self.settle(tier)
-            found = await asyncio.gather(*(_read_object(tier, ref) for ref, _ in objects * 4))
-            assert all(each in (None, data) for each, (_, data) in zip(found, objects * 4, strict=True))
+            reads = await asyncio.gather(*(_read_object(tier, ref) for ref, _ in objects * 4))
+            assert all(each in (None, data) for each, (_, data) in zip(reads, objects * 4, strict=True))
 
         self._run(check)
 

@@ -34,11 +34,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     jobs, cluster = read_jobs(args.jobs, cache_bytes=args.cache, bytes_per_second=args.bandwidth)
-    found = allocate(jobs, cluster, POLICIES[args.policy])
+    allocation = allocate(jobs, cluster, POLICIES[args.policy])
     if args.json:
-        print(json_text(_as_json(found, cluster, args.policy)))
+        print(json_text(_as_json(allocation, cluster, args.policy)))
     else:
-        print(_as_text(found, cluster, args.policy))
+        print(_as_text(allocation, cluster, args.policy))
     return 0
 
 
@@ -72,7 +72,7 @@ def _bound_name(share: JobShare) -> str:
     return "compute" if share.is_compute_bound else "I/O"
 
 
-def _as_json(found: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]:
+def _as_json(allocation: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]:
     return {
         "policy": policy,
         "cluster": {"cache_bytes": cluster.cache_bytes, "bytes_per_second": cluster.bytes_per_second},
@@ -91,41 +91,45 @@ def _as_json(found: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]
                 "bound": _bound_name(share),
                 "cache": _cache_spec(share),
             }
-            for share in found.shares
+            for share in allocation.shares
         ],
         "total": {
-            "cache_bytes": found.cache_bytes,
-            "bytes_per_second": found.bytes_per_second,
-            "rate_bytes_per_second": found.rate,
-            "compute_bytes_per_second": _full_rate(found),
+            "cache_bytes": allocation.cache_bytes,
+            "bytes_per_second": allocation.bytes_per_second,
+            "rate_bytes_per_second": allocation.rate,
+            "compute_bytes_per_second": _full_rate(allocation),
         },
     }
 
 
-def _full_rate(found: Allocation) -> float:
-    return sum(share.job.compute_bytes_per_second for share in found.shares)
+def _full_rate(allocation: Allocation) -> float:
+    return sum(share.job.compute_bytes_per_second for share in allocation.shares)
 
 
-def _as_text(found: Allocation, cluster: Cluster, policy: str) -> str:
+def _as_text(allocation: Allocation, cluster: Cluster, policy: str) -> str:
     rows = [("job", "cache", "hits", "bandwidth", "trains", "of full rate", "bound")]
-    for share in found.shares:
+    for share in allocation.shares:
         full = share.job.compute_bytes_per_second
-        shown = (
+        cells = (
             _format_bytes(share.cache_bytes),
             f"{share.hit_rate:.0%}",
             *_format_rates(share.bytes_per_second, share.rate, full),
         )
-        rows.append((make_printable(share.job.name), *shown, _bound_name(share)))
-    in_all = _format_bytes(found.cache_bytes), "", *_format_rates(found.bytes_per_second, found.rate, _full_rate(found))
+        rows.append((make_printable(share.job.name), *cells, _bound_name(share)))
+    in_all = (
+        _format_bytes(allocation.cache_bytes),
+        "",
+        *_format_rates(allocation.bytes_per_second, allocation.rate, _full_rate(allocation)),
+    )
     rows.append(("in all", *in_all, ""))
     rows.append(
         ("of", _format_bytes(cluster.cache_bytes), "", f"{_format_bytes(cluster.bytes_per_second)}/s", "", "", "")
     )
     lines = [f"{policy}: from the second epoch on", table(rows)]
-    named = [(make_printable(share.job.name), text) for share in found.shares if (text := _format_settings(share))]
+    named = [(make_printable(share.job.name), text) for share in allocation.shares if (text := _format_settings(share))]
     if named:
         lines += ["settings of each job, if a node has one rank", table(named)]
-    idle = [make_printable(share.job.name) for share in found.shares if not share.rate]
+    idle = [make_printable(share.job.name) for share in allocation.shares if not share.rate]
     if idle and policy == "greedy" and cluster.bytes_per_second:
         lines.append(f"nothing is left for {', '.join(idle)}; with --policy max-min all jobs train")
     return "\n".join(lines)

@@ -124,8 +124,8 @@ async def _measure(
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
             measured = await probe(store, [manifest.ref(row) for row in _probe_rows(len(manifest))], limits)
-    found = _add_bucket(args, workload, measured, (read_seconds - opened_seconds, read_seconds))
-    return *found, measured, store_prices
+    plan = _add_bucket(args, workload, measured, (read_seconds - opened_seconds, read_seconds))
+    return *plan, measured, store_prices
 
 
 def _probe_rows(count: int) -> Sequence[int]:
@@ -215,15 +215,15 @@ class _Plan:
             "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
         }
 
-    def _prediction_json(self, found: Prediction | None) -> dict[str, Any] | None:
-        if found is None:
+    def _prediction_json(self, prediction: Prediction | None) -> dict[str, Any] | None:
+        if prediction is None:
             return None
-        shown = asdict(found)
-        shown["bound"] |= {"seconds": found.bound.seconds, "limit": found.bound.limit}
-        for name, epoch in (("first", found.first), ("later", found.later)):
+        values = asdict(prediction)
+        values["bound"] |= {"seconds": prediction.bound.seconds, "limit": prediction.bound.limit}
+        for name, epoch in (("first", prediction.first), ("later", prediction.later)):
             waiting = self.waiting_dollars(epoch)
-            shown[name] |= {"stall": epoch.stall, "dollars": self.dollars(epoch), "waiting_dollars": waiting}
-        return shown
+            values[name] |= {"stall": epoch.stall, "dollars": self.dollars(epoch), "waiting_dollars": waiting}
+        return values
 
     def as_text(self) -> list[str]:
         """Return the lines of the text output."""
@@ -249,22 +249,22 @@ class _Plan:
 
     def _describe_bucket(self) -> str:
         """Describe the bucket, and whether the figures were given or measured."""
-        found, bucket = self.probe, self.workload.bucket
+        probed, bucket = self.probe, self.workload.bucket
         limit, excess = bucket.requests_per_second, _describe_excess(bucket)
         limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {excess}"
         alone, together = map(format_bytes, (bucket.connection_bytes_per_second, self.workload.node_bytes_per_second))
         first_byte = _format_seconds(self.resources.median_seconds)
         rates = f"first byte {first_byte}, one connection {alone}/s, a node {together}/s"
-        if found is None:
+        if probed is None:
             return f"as given: {rates}{limited}"
         took = (
-            f"{format_count(found.requests, 'request')} and {format_bytes(found.read_bytes)} in "
-            f"{_format_seconds(found.seconds)}"
+            f"{format_count(probed.requests, 'request')} and {format_bytes(probed.read_bytes)} in "
+            f"{_format_seconds(probed.seconds)}"
         )
-        if found.is_rate_assumed:
+        if probed.is_rate_assumed:
             return f"measured with {took}: {rates}; rates are assumed: the objects are too small to measure{limited}"
-        more = "" if found.is_saturated else " at least"
-        return f"measured with {took}: {rates}{more} (with {format_count(found.connections, 'connection')}){limited}"
+        more = "" if probed.is_saturated else " at least"
+        return f"measured with {took}: {rates}{more} (with {format_count(probed.connections, 'connection')}){limited}"
 
     def _prediction_lines(self) -> list[str]:
         advice = self.advice
@@ -273,25 +273,31 @@ class _Plan:
             columns = columns[:1]
         rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
         facts: dict[str, Callable[[Prediction], str]] = {
-            "time to first batch": lambda found: "{} to {}".format(
-                *map(_format_seconds, found.first_batch_range_seconds)
+            "time to first batch": lambda prediction: "{} to {}".format(
+                *map(_format_seconds, prediction.first_batch_range_seconds)
             ),
-            "first epoch": lambda found: f"{_format_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
-            "later epochs": lambda found: f"{_format_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
-            "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
-            "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
-            "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
-            "bucket an epoch": lambda found: format_dollars(self.dollars(found.later)),
-            "waiting an epoch": lambda found: format_dollars(self.waiting_dollars(found.later) or 0.0),
+            "first epoch": lambda prediction: (
+                f"{_format_seconds(prediction.first.seconds)}, {prediction.first.stall:.1%} stalled"
+            ),
+            "later epochs": lambda prediction: (
+                f"{_format_seconds(prediction.later.seconds)}, {prediction.later.stall:.1%} stalled"
+            ),
+            "requests, first epoch": lambda prediction: f"{prediction.first.requests:,.0f}",
+            "requests, later epochs": lambda prediction: f"{prediction.later.requests:,.0f}",
+            "bytes an epoch": lambda prediction: format_bytes(prediction.later.read_bytes),
+            "bucket an epoch": lambda prediction: format_dollars(self.dollars(prediction.later)),
+            "waiting an epoch": lambda prediction: format_dollars(self.waiting_dollars(prediction.later) or 0.0),
         }
         if self.prices.region == "local":
             del facts["bucket an epoch"]
         if advice.advised and self.waiting_dollars(advice.advised.later) is None:
             del facts["waiting an epoch"]
         for name, fact in facts.items():
-            rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
-        shown = table(rows).splitlines()
-        return shown + (_wrap(advice.refused) if advice.refused else [])
+            rows.append(
+                [name, *("cannot run" if prediction is None else fact(prediction) for _, prediction in columns)]
+            )
+        lines = table(rows).splitlines()
+        return lines + (_wrap(advice.refused) if advice.refused else [])
 
 
 def _describe_excess(model: BucketModel) -> str:

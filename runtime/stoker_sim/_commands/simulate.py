@@ -45,7 +45,10 @@ def run(args: Namespace) -> int:
     if args.list or not args.names:
         print(
             table(
-                [(name, (found := experiments.load_experiment(name)).title, found.source) for name in experiments.NAMES]
+                [
+                    (name, (listed := experiments.load_experiment(name)).title, listed.source)
+                    for name in experiments.NAMES
+                ]
             )
         )
         return 0
@@ -105,15 +108,15 @@ def _simulate_with_trace(scenario: Scenario, trace: Path | None) -> SimulationRe
 
 
 def _as_json(experiment: Experiment, quick: bool) -> dict[str, object]:
-    found = experiment.run(quick)
-    tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in found.tables]
-    of = {"name": experiment.name, "title": experiment.title, "source": experiment.source}
-    return {**of, "tables": tables, "remarks": found.remarks}
+    result = experiment.run(quick)
+    tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in result.tables]
+    facts = {"name": experiment.name, "title": experiment.title, "source": experiment.source}
+    return {**facts, "tables": tables, "remarks": result.remarks}
 
 
-def _print_outcome(experiment: Experiment, found: ExperimentResult, seconds: float) -> None:
+def _print_outcome(experiment: Experiment, result: ExperimentResult, seconds: float) -> None:
     print(f"{make_printable(f'{experiment.name}: {experiment.title} ({experiment.source})')}; {seconds:.1f} s")
-    for each in found.tables:
+    for each in result.tables:
         rows = [
             [make_printable(column) for column in each.columns],
             *([_format_cell(cell) for cell in row] for row in each.rows[:_MAX_SHOWN_ROWS]),
@@ -121,7 +124,7 @@ def _print_outcome(experiment: Experiment, found: ExperimentResult, seconds: flo
         print(table(rows))
         if len(each.rows) > _MAX_SHOWN_ROWS:
             print(f"  … and {len(each.rows) - _MAX_SHOWN_ROWS} more rows")
-    for remark in found.remarks:
+    for remark in result.remarks:
         print(f"  {make_printable(remark)}")
 
 
@@ -131,14 +134,14 @@ def _format_cell(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else make_printable(str(cell))
 
 
-def _write_files(experiment: Experiment, found: ExperimentResult, folder: Path, *, with_html: bool) -> None:
+def _write_files(experiment: Experiment, result: ExperimentResult, folder: Path, *, with_html: bool) -> None:
     name, title = experiment.name, make_printable(experiment.title)
     with _name_folder_in_errors(folder):
-        for place, each in enumerate(found.tables):
-            (folder / f"{each.name if place else name}.csv").write_text(each.to_csv(), "utf-8")
-        write_png(found.panels, title, folder / f"{name}.png")
+        for number, each in enumerate(result.tables):
+            (folder / f"{each.name if number else name}.csv").write_text(each.to_csv(), "utf-8")
+        write_png(result.panels, title, folder / f"{name}.png")
         if with_html:
-            write_html(found.panels, title, folder / f"{name}.html")
+            write_html(result.panels, title, folder / f"{name}.html")
     print(f"  written to {make_printable(f'{folder}/{name}')}.*")
 
 

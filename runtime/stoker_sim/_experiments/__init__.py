@@ -51,13 +51,13 @@ class Table:
 
     def select(self, column: str, value: Cell) -> Table:
         """Return a table of the rows whose cell in ``column`` equals ``value``."""
-        place = self.columns.index(column)
-        return Table(self.name, self.columns, [row for row in self.rows if row[place] == value])
+        index = self.columns.index(column)
+        return Table(self.name, self.columns, [row for row in self.rows if row[index] == value])
 
     def cells(self, column: str) -> list[Any]:
         """Return the cells of a column, from top to bottom; usually numbers or None."""
-        place = self.columns.index(column)
-        return [row[place] for row in self.rows]
+        index = self.columns.index(column)
+        return [row[index] for row in self.rows]
 
     def lines(self, by: str, x: str, y: str, published: str = "") -> list[Series]:
         """Return a line for each value of the column ``by``, over the column ``x``.
@@ -70,9 +70,11 @@ class Table:
         """
         series = []
         for name in dict.fromkeys(self.cells(by)):
-            of = self.select(by, name)
-            known = of.cells(published) if published else []
-            series += create_series(str(name), of.cells(x), of.cells(y), known, published_name=f"{name}, {published}")
+            selected = self.select(by, name)
+            known = selected.cells(published) if published else []
+            series += create_series(
+                str(name), selected.cells(x), selected.cells(y), known, published_name=f"{name}, {published}"
+            )
         return series
 
     def to_csv(self) -> str:
@@ -302,9 +304,9 @@ def _create_figure(panels: Sequence[Panel], title: str) -> Any:
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     grid = figure.subplots(rows, columns, squeeze=False)
-    for place, axes in enumerate(grid.flat):
-        if place < len(panels):
-            _draw(axes, panels[place])
+    for number, axes in enumerate(grid.flat):
+        if number < len(panels):
+            _draw(axes, panels[number])
         else:
             axes.set_axis_off()
     _clear_legends(figure)
@@ -382,9 +384,9 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     width = 0.8 / count
     at = [index - 0.4 + width * (place + 0.5) for index in range(len(series.x))]
     style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
-    drawn = axes.bar(at, np.array(series.y, np.float64), width * 0.9, label=series.name, **style)
+    bars = axes.bar(at, np.array(series.y, np.float64), width * 0.9, label=series.name, **style)
     if count * len(series.x) <= _MAX_LABELLED_BARS:
-        axes.bar_label(drawn, [_format_figure(height) for height in series.y], fontsize=7, padding=1)
+        axes.bar_label(bars, [_format_figure(height) for height in series.y], fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
     axes.set_xlim(-0.5, len(series.x) - 0.5)  # leave room for missing bars, too
 
@@ -396,9 +398,9 @@ def _format_figure(height: float | None) -> str:
 
 
 def _line_points(every: Sequence[Series], number: int) -> float:
-    least, most = _LINE_WIDTHS_POINTS
+    thinnest, thickest = _LINE_WIDTHS_POINTS
     behind = sum(series.kind == "line" and not series.is_published for series in every[number + 1 :])
-    return least + (most - least) * behind / len(every)
+    return thinnest + (thickest - thinnest) * behind / len(every)
 
 
 def _colour_of(every: Sequence[Series], number: int) -> str:
@@ -421,8 +423,8 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = make_subplots(rows=rows, cols=columns, subplot_titles=[panel.title for panel in panels])
-    for place, panel in enumerate(panels):
-        row, column = place // columns + 1, place % columns + 1
+    for index, panel in enumerate(panels):
+        row, column = index // columns + 1, index % columns + 1
         for number, series in enumerate(panel.series):
             trace = _trace(graph_objects, series, _colour_of(panel.series, number))
             figure.add_trace(trace, row=row, col=column)

@@ -283,8 +283,10 @@ def load_measurements() -> tuple[Measurement, ...]:
 
 def find_measurements(workload: str, setting: DeliSetting | None) -> list[Measurement | None]:
     """Return the measurements of a setting in the first and the second epoch, None where there is none."""
-    found = {each.epoch: each for each in load_measurements() if (each.workload, each.setting) == (workload, setting)}
-    return [found.get(epoch) for epoch in EPOCHS]
+    by_epoch = {
+        each.epoch: each for each in load_measurements() if (each.workload, each.setting) == (workload, setting)
+    }
+    return [by_epoch.get(epoch) for epoch in EPOCHS]
 
 
 def _parse_setting(row: dict[str, str]) -> DeliSetting | None:

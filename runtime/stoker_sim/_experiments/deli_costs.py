@@ -223,9 +223,9 @@ def _describe_difference(cell: _CostCell, rates: DeliRates) -> str:
 def _panel(workload: str, parts: Sequence[str], cells: Sequence[_CostCell]) -> Panel:
     series = []
     for part in parts:
-        found = [cell for cell in cells if (cell.workload, cell.part) == (workload, part)]
-        ours = {cell.method: cell.ours for cell in found}
-        known = {cell.method: float(cell.published) for cell in found}
+        selected = [cell for cell in cells if (cell.workload, cell.part) == (workload, part)]
+        ours = {cell.method: cell.ours for cell in selected}
+        known = {cell.method: float(cell.published) for cell in selected}
         series += create_series(part, [*_METHODS], [*map(ours.get, _METHODS)], [*map(known.get, _METHODS)])
     return Panel(WORKLOADS[workload].title, "", "dollars for two epochs", series)
 

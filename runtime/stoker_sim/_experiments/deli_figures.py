@@ -121,13 +121,13 @@ def _table(name: str, workload: DeliWorkload, settings: Iterable[DeliSetting | N
     """Return a table of our figures and the published ones for each epoch; reads from the disk are not simulated."""
     table = Table(name, _COLUMNS)
     for setting in settings:
-        given = setting or DeliSetting()
-        cached = "unlimited" if given.cache_samples is None else given.cache_samples
+        applied = setting or DeliSetting()
+        cached = "unlimited" if applied.cache_samples is None else applied.cache_samples
         ours = simulate_setting(workload.name, setting) if setting else (None, None)
-        for epoch, found, known in zip(EPOCHS, ours, find_measurements(workload.name, setting), strict=True):
-            rates = found.miss_rate if found else None, known.miss_rate if known else None
-            waits = found.wait_seconds if found else None, known.wait_seconds if known else None
-            place = workload.name, given.batch_size, given.fetch_size, given.threshold, cached, epoch
+        for epoch, simulated, measured in zip(EPOCHS, ours, find_measurements(workload.name, setting), strict=True):
+            rates = simulated.miss_rate if simulated else None, measured.miss_rate if measured else None
+            waits = simulated.wait_seconds if simulated else None, measured.wait_seconds if measured else None
+            place = workload.name, applied.batch_size, applied.fetch_size, applied.threshold, cached, epoch
             table.add(*place, *rates, difference(*rates), *waits, relative_difference(*waits))
     return table
 
@@ -136,8 +136,10 @@ def _epoch_series(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
     """Return series of a column over the settings for each epoch, each beside the published one."""
     series, settings = [], [*x]
     for epoch in EPOCHS:
-        of = table.select("epoch", epoch)
-        series += create_series(f"epoch {epoch}", settings, of.cells(figure), of.cells(f"published {figure}"))
+        selected = table.select("epoch", epoch)
+        series += create_series(
+            f"epoch {epoch}", settings, selected.cells(figure), selected.cells(f"published {figure}")
+        )
     return series
 
 
@@ -146,13 +148,13 @@ def run_figure_3(quick: bool) -> ExperimentResult:
     table = Table("deli-figure-3", ("workload", "setting", "epoch", "wait s", "published wait s", "difference"))
     panels, remarks = [], []
     for workload in WORKLOADS.values():
-        found = _table("", workload, _SETTINGS.values())
+        measured = _table("", workload, _SETTINGS.values())
         for epoch in EPOCHS:
-            for name, row in zip(_SETTINGS, found.select("epoch", epoch).rows, strict=True):
+            for name, row in zip(_SETTINGS, measured.select("epoch", epoch).rows, strict=True):
                 table.add(workload.name, name, epoch, *row[-3:])
-        panels.append(Panel(workload.title, "", "wait for data (s)", _epoch_series(found, "wait s", _SETTINGS)))
+        panels.append(Panel(workload.title, "", "wait for data (s)", _epoch_series(measured, "wait s", _SETTINGS)))
         direct, best = (
-            sum(each.wait_seconds for each in simulate_setting(workload.name, of)) for of in (_DIRECT, _BEST)
+            sum(each.wait_seconds for each in simulate_setting(workload.name, setting)) for setting in (_DIRECT, _BEST)
         )
         remarks.append(
             f"{workload.title}: 50/50 waits {1 - best / direct:.1%} less than reading directly; the paper says "
@@ -286,8 +288,8 @@ def run_figure_7(quick: bool) -> ExperimentResult:
         f"From a cache of one fetch to one of four, the miss rate of the second epoch changes by "
         f"{min(beyond):+.3f} to {max(beyond):+.3f}; the paper's trend is no change."
     )
-    found = _run_sweeps("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
-    return replace(found, remarks=[remark])
+    result = _run_sweeps("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
+    return replace(result, remarks=[remark])
 
 
 def run_figure_8(quick: bool) -> ExperimentResult:
@@ -305,8 +307,8 @@ def run_figure_8(quick: bool) -> ExperimentResult:
                 f"{_describe_falls(sweep)}; the paper states {stated:.0%} for 50%."
             )
         sweeps.append(sweep)
-    found = _run_sweeps("deli-figure-8", "threshold / cache size", sweeps)
-    return replace(found, remarks=[*found.remarks, *falls])
+    result = _run_sweeps("deli-figure-8", "threshold / cache size", sweeps)
+    return replace(result, remarks=[*result.remarks, *falls])
 
 
 def _describe_falls(sweep: _Sweep) -> str:
@@ -326,11 +328,11 @@ def run_figure_9(quick: bool) -> ExperimentResult:
     """Run Figure 9: the best settings of one cache size."""
     settings = {"full fetch 2048": DeliSetting(2048, 0, 2048), "50/50, 1024": _BEST}
     sweeps = [_Sweep(each, settings, note=f"published: {_STATED_BEST[each.name]}") for each in WORKLOADS.values()]
-    found, remarks = _run_sweeps("deli-figure-9", "", sweeps), []
+    result, remarks = _run_sweeps("deli-figure-9", "", sweeps), []
     for each in sweeps:
         before, after = (sum(each.miss_rates(name)) for name in settings)
         remarks.append(
             f"{each.workload.title}: 50/50 has {1 - after / before:.0%} fewer misses than a full fetch of 2,048."
         )
     stated = [f"The paper states for {WORKLOADS[name].title}: {stated}." for name, stated in _STATED_BEST.items()]
-    return replace(found, remarks=[*found.remarks, *remarks, *stated])
+    return replace(result, remarks=[*result.remarks, *remarks, *stated])

@@ -92,8 +92,10 @@ def _epoch_seconds(place: _StoreModel, *, objects: int, files: int, object_bytes
     order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
     ring_bytes, fetch = slots * aligned_slot_bytes(object_bytes), whole_object_fetch(place.concurrency)
     compute = Constant(batch_files * _HANDLING_SECONDS)
-    asked = create_lane_scenario(manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute)
-    run = simulate(replace(asked, epochs=_EPOCHS, seed=_SEED))
+    scenario = create_lane_scenario(
+        manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute
+    )
+    run = simulate(replace(scenario, epochs=_EPOCHS, seed=_SEED))
     return max(epoch.seconds for epoch in run.of_epoch(1))
 
 

@@ -112,8 +112,8 @@ def object_hours(
         hours: number of hours.
     """
     is_lost = memory_losses(loss_seconds, hours, HOUR_SECONDS)
-    kept: NDArray[np.bool_] = is_lost[:, shard_functions].sum(axis=2) <= code.parity
-    return kept
+    is_whole: NDArray[np.bool_] = is_lost[:, shard_functions].sum(axis=2) <= code.parity
+    return is_whole
 
 
 def read_seconds(code: ErasureCode, shard_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -296,14 +296,14 @@ def _bills() -> tuple[Table, Panel]:
 def _latencies(size: _SimulationSize) -> tuple[Table, Panel]:
     columns = ("code", "mean", "mean, exact", "mean, reference", "p99", "p99, reference", "room for data")
     table, series = Table("infinicache-latency", columns), []
-    rng, shown = np.random.default_rng(_SEED), np.linspace(0.0, 1.0, 51)[1:-1]
+    rng, quantiles = np.random.default_rng(_SEED), np.linspace(0.0, 1.0, 51)[1:-1]
     for code in _CODES:
         seconds = read_seconds(code, rng.exponential(size=(size.reads, code.shards)))
         mean, late = float(seconds.mean()), float(np.quantile(seconds, 0.99))
         exact = sum(1.0 / left for left in range(code.parity + 1, code.shards + 1))
         known = _REFERENCE_LATENCY.get(str(code), (None, None))
         table.add(str(code), mean, exact, known[0], late, known[1], code.data / code.shards)
-        series.append(Series(str(code), np.quantile(seconds, shown).tolist(), shown.tolist()))
+        series.append(Series(str(code), np.quantile(seconds, quantiles).tolist(), quantiles.tolist()))
     title, part = "Reading the first 10 of n shards", "part of reads that is done"
     return table, Panel(title, "time / mean time of a shard", part, series, note="exponential times")
 

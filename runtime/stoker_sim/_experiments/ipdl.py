@@ -325,30 +325,31 @@ class _StoreCase:
     trends: Callable[[_ByWorkers], Iterator[_Trend]] = lambda _: iter(())
 
 
-def _disk_trends(found: _ByWorkers) -> Iterator[_Trend]:
-    alone = found[1].seconds
-    less = 1 - alone / found[0].seconds
+def _disk_trends(by_workers: _ByWorkers) -> Iterator[_Trend]:
+    alone = by_workers[1].seconds
+    less = 1 - alone / by_workers[0].seconds
     yield "0 and 1 alike", f"1 takes {less:.0%} less than 0", _yes_or_no(abs(less) < 0.1)
-    more = found[2].seconds / alone - 1
+    more = by_workers[2].seconds / alone - 1
     yield "2 worse", f"2 takes {more:.0%} more than 1", _yes_or_no(more > 0.1)
     for workers in (4, 8):
-        ours = f"the fastest ten take {found[workers].min_seconds:.1f} s, with 1 worker {alone:.1f} s on average"
-        yield f"{workers} better for some batches", ours, _yes_or_no(found[workers].min_seconds < alone)
-        ours = f"varies by {found[workers].spread:.0%}, with 1 worker by {found[1].spread:.1%}"
-        yield f"{workers} unsteady", ours, _yes_or_no(found[workers].spread > 0.1 > found[1].spread)
+        ours = f"the fastest ten take {by_workers[workers].min_seconds:.1f} s, with 1 worker {alone:.1f} s on average"
+        yield f"{workers} better for some batches", ours, _yes_or_no(by_workers[workers].min_seconds < alone)
+        ours = f"varies by {by_workers[workers].spread:.0%}, with 1 worker by {by_workers[1].spread:.1%}"
+        yield f"{workers} unsteady", ours, _yes_or_no(by_workers[workers].spread > 0.1 > by_workers[1].spread)
 
 
-def _cluster_trends(found: _ByWorkers) -> Iterator[_Trend]:
-    best = min(found[0].seconds, found[1].seconds)
+def _cluster_trends(by_workers: _ByWorkers) -> Iterator[_Trend]:
+    best = min(by_workers[0].seconds, by_workers[1].seconds)
     yield (
         "2 much better than 0 and 1",
-        f"{found[2].seconds / best:.0%} of it",
-        _yes_or_no(found[2].seconds < 0.7 * best),
+        f"{by_workers[2].seconds / best:.0%} of it",
+        _yes_or_no(by_workers[2].seconds < 0.7 * best),
     )
-    least = min(each.seconds for each in found.values())
+    fastest = min(each.seconds for each in by_workers.values())
     for workers in (4, 8):
-        ours = f"{found[workers].seconds:.2f} s, the least is {least:.2f} s; varies by {found[workers].spread:.1%}"
-        is_best = found[workers].seconds < 1.1 * least and found[workers].spread < 0.05
+        result = by_workers[workers]
+        ours = f"{result.seconds:.2f} s, the least is {fastest:.2f} s; varies by {result.spread:.1%}"
+        is_best = result.seconds < 1.1 * fastest and result.spread < 0.05
         yield f"{workers} best, and steady", ours, _yes_or_no(is_best)
 
 
@@ -368,7 +369,7 @@ _LATE = _StoreCase(name="a bucket", cores=_PAPER["cluster"]["cores"], store=part
 def _run_workers(place: _StoreCase, workers: int, batches: int) -> _LoaderResult:
     manifest, steps, processors = _dataset(), _StepLatency(), Processors(place.cores)
     store = DecodingReader(place.store(manifest), processors, _DECODE_SECONDS)
-    drawn = np.random.default_rng(_SEED).permutation(len(manifest))[: batches * _BATCH].reshape(batches, _BATCH)
+    samples = np.random.default_rng(_SEED).permutation(len(manifest))[: batches * _BATCH].reshape(batches, _BATCH)
 
     async def load(sample: int) -> None:
         await store.get_range(manifest.key(sample), 0, _SAMPLE_BYTES, into=memoryview(b""))
@@ -376,7 +377,7 @@ def _run_workers(place: _StoreCase, workers: int, batches: int) -> _LoaderResult
     async def step() -> None:
         await processors.work(steps.draw())  # the training loop keeps one core busy during a step
 
-    run_virtual(train(drawn.tolist(), load, step, workers=workers, hand_over_seconds=_HAND_OVER_SECONDS))
+    run_virtual(train(samples.tolist(), load, step, workers=workers, hand_over_seconds=_HAND_OVER_SECONDS))
     return _LoaderResult.from_steps(steps, processors.busy_seconds, place.cores)
 
 
@@ -416,19 +417,19 @@ def run(quick: bool) -> ExperimentResult:
     batches = 20 if quick else 100
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)
-    shown = depths[:1] if quick else depths
+    shown_depths = depths[:1] if quick else depths
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
     table, trends = Table("ipdl", columns), Table("ipdl-trends", ("data", "published", "ours", "holds"))
     for place in _PLACES:
         by_workers = {number: _run_workers(place, number, batches) for number in workers}
-        table.rows.extend((place.name, "DataLoader", number, *found) for number, found in by_workers.items())
-        for readers, depth in product(_READERS, shown):
-            found = _run_schedule(place, depth, readers, batches)
-            table.add(place.name, f"NextBatch, {format_count(readers, 'reader')}", depth, *found)
+        table.rows.extend((place.name, "DataLoader", number, *cells) for number, cells in by_workers.items())
+        for readers, depth in product(_READERS, shown_depths):
+            result = _run_schedule(place, depth, readers, batches)
+            table.add(place.name, f"NextBatch, {format_count(readers, 'reader')}", depth, *result)
         trends.rows.extend((place.name, *trend) for trend in place.trends(by_workers))
     for depth in depths:
-        found = _run_schedule(_LATE, depth, _LATE_READERS, batches)
-        table.add(_LATE.name, f"NextBatch, {format_count(_LATE_READERS, 'reader')}", depth, *found)
+        result = _run_schedule(_LATE, depth, _LATE_READERS, batches)
+        table.add(_LATE.name, f"NextBatch, {format_count(_LATE_READERS, 'reader')}", depth, *result)
     return ExperimentResult([table, trends], _panels(table), _REMARKS)
 
 

@@ -101,11 +101,11 @@ def run_ours(quick: bool) -> ExperimentResult:
         direct_seconds = theirs[_DIRECT][-1].wait_seconds
         for way, epochs in theirs.items():
             table.rows.extend(_rows(workload, way, epochs, direct_seconds))
-        for way, found in ours.items():
-            table.rows.extend(_rows(own, way, found, direct_seconds / part))
+        for way, own_epochs in ours.items():
+            table.rows.extend(_rows(own, way, own_epochs, direct_seconds / part))
         waits = [
-            *(of[-1].wait_seconds for of in theirs.values()),
-            *(of[-1].wait_seconds * part for of in ours.values()),
+            *(results[-1].wait_seconds for results in theirs.values()),
+            *(results[-1].wait_seconds * part for results in ours.values()),
         ]
         later = [find_measurements(workload.name, setting)[-1] for setting in _THEIRS.values()]
         known = [*(each.wait_seconds if each else None for each in later), *(None for _ in ours)]

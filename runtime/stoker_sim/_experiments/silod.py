@@ -66,7 +66,7 @@ def create_queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Subm
         share_data: whether all jobs of a kind read one data set; otherwise each has its own.
     """
     rng = random.Random(f"silod {seed}")  # noqa: S311 - a model's
-    drawn = []
+    submissions = []
     for number in range(jobs):
         (kind, dataset_bytes, gpu_rate), gpus = rng.choice(_MIX), rng.choice(_GPUS_OF_A_JOB)
         rate = gpu_rate * gpus
@@ -78,10 +78,10 @@ def create_queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Subm
             compute_bytes_per_second=rate,
         )
         epochs = max(2, round(hours * _HOUR * rate / dataset_bytes))
-        drawn.append(Submission(job=job, seconds=0.0, epochs=epochs, gpus=gpus))
-    gap_seconds = mean(each.gpus * each.min_seconds for each in drawn) / (_GPU_UTILIZATION * _GPUS)
-    gaps = (rng.expovariate(1 / gap_seconds) for _ in drawn)
-    return [replace(each, seconds=seconds) for each, seconds in zip(drawn, accumulate(gaps), strict=True)]
+        submissions.append(Submission(job=job, seconds=0.0, epochs=epochs, gpus=gpus))
+    gap_seconds = mean(each.gpus * each.min_seconds for each in submissions) / (_GPU_UTILIZATION * _GPUS)
+    gaps = (rng.expovariate(1 / gap_seconds) for _ in submissions)
+    return [replace(each, seconds=seconds) for each, seconds in zip(submissions, accumulate(gaps), strict=True)]
 
 
 _GREEDY, _MAX_MIN, _EQUAL = (POLICIES[name] for name in ("greedy", "max-min", "equal"))
@@ -116,22 +116,22 @@ def _completion_hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int
 def run_allocate(quick: bool) -> ExperimentResult:
     """Run queues of jobs and return completion times by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
-    found = {(way, at): _completion_hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
-    means = {case: mean(hours) for case, hours in found.items()}
+    hours_by_case = {(way, at): _completion_hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
+    means = {case: mean(hours) for case, hours in hours_by_case.items()}
     columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
     table = Table("silod", columns)
-    for (name, at), hours in found.items():
+    for (name, at), hours in hours_by_case.items():
         cuts = quantiles(hours, n=20)
         over_equal, over_none = (means[other, at] / means[name, at] for other in ("equal, own data", "no cache"))
         table.add(at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none)
-    return ExperimentResult([table], _panels(table, found, means), _remarks(means, jobs, seeds))
+    return ExperimentResult([table], _panels(table, hours_by_case, means), _remarks(means, jobs, seeds))
 
 
 _Means = dict[tuple[str, float], float]
 
 
-def _panels(table: Table, found: dict[tuple[str, float], list[float]], means: _Means) -> list[Panel]:
-    label, bandwidths = "bandwidth from the bucket (Gbit/s)", list(dict.fromkeys(at for _, at in found))
+def _panels(table: Table, hours_by_case: dict[tuple[str, float], list[float]], means: _Means) -> list[Panel]:
+    label, bandwidths = "bandwidth from the bucket (Gbit/s)", list(dict.fromkeys(at for _, at in hours_by_case))
     gigabits = [at * 8 / 1e9 for at in bandwidths]
     factors = [
         Series(name, gigabits, [means[theirs, at] / means[ours, at] for at in bandwidths])
@@ -140,8 +140,8 @@ def _panels(table: Table, found: dict[tuple[str, float], list[float]], means: _M
     by_way = table.lines("way", "Gbit/s", "mean JCT h")
     claim = Series("published: up to 7.4 to 8", gigabits, [_PUBLISHED] * len(gigabits), is_published=True)
     jobs = [
-        Series(way, sorted(hours), [place / len(hours) for place in range(1, len(hours) + 1)])
-        for (way, at), hours in found.items()
+        Series(way, sorted(hours), [rank / len(hours) for rank in range(1, len(hours) + 1)])
+        for (way, at), hours in hours_by_case.items()
         if at == _DRAWN_BANDWIDTH
     ]
     share = "part of the jobs that is done"
@@ -305,9 +305,9 @@ def cases(quick: bool = False) -> Iterator[EstimateCase]:
     for policy, part, supply in product(("uniform", "next-use"), shares, few):
         yield _create_case(f"one node, little memory, {policy}", _RATE, part, supply, replace(little, policy=policy))
     for part, supply in product(cached[1:], supplies):
-        kept = CacheEntries[str](NoEviction(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
+        entries = CacheEntries[str](NoEviction(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
         for rate in (_RATE, _RATE / 3):
-            yield replace(_create_case("two jobs, one data set", rate, part, supply, usual), shared_entries=kept)
+            yield replace(_create_case("two jobs, one data set", rate, part, supply, usual), shared_entries=entries)
 
 
 def _create_case(
@@ -338,8 +338,8 @@ def run_estimate(quick: bool) -> ExperimentResult:
 def _panel(kind: str, table: Table) -> Panel:
     series = []
     for part in dict.fromkeys(table.cells("cached")):
-        of = table.select("cached", part)
-        series.append(Series(f"{part:.0%} cached", of.cells("supply"), of.cells("error"), kind="points"))
+        selected = table.select("cached", part)
+        series.append(Series(f"{part:.0%} cached", selected.cells("supply"), selected.cells("error"), kind="points"))
     label = "bandwidth / bandwidth that the full rate needs"
     return Panel(kind, label, "simulated / estimate - 1", series)
 

@@ -180,16 +180,16 @@ def _cheapest(cases: Sequence[TierCase], hours: int) -> Table:
     table = Table("warm-tier-cheapest", (*columns, "above InfiniCache's for less"))
     their_dollars = _THEIR_DOLLARS * hours / PAPER["hours"]
     for minutes, read_seconds in dict.fromkeys((case.life_minutes, case.load.read_seconds) for case in cases):
-        of = [case for case in cases if (case.life_minutes, case.load.read_seconds) == (minutes, read_seconds)]
-        above = [case for case in of if simulate_case(case).object_hours > _THEIR_RATE]
+        group = [case for case in cases if (case.life_minutes, case.load.read_seconds) == (minutes, read_seconds)]
+        above = [case for case in group if simulate_case(case).object_hours > _THEIR_RATE]
         if above:
             best = min(above, key=lambda case: simulate_case(case).cost.dollars)
         else:
-            best = max(of, key=lambda case: simulate_case(case).object_hours)
-        found = simulate_case(best)
-        is_better = "yes" if above and found.cost.dollars < their_dollars else "no"
-        cells = minutes, round(read_seconds / 60.0), str(best.code), found.object_hours, found.cost.dollars
-        table.add(*cells, found.cost.upkeep_dollars, is_better)
+            best = max(group, key=lambda case: simulate_case(case).object_hours)
+        result = simulate_case(best)
+        is_better = "yes" if above and result.cost.dollars < their_dollars else "no"
+        cells = minutes, round(read_seconds / 60.0), str(best.code), result.object_hours, result.cost.dollars
+        table.add(*cells, result.cost.upkeep_dollars, is_better)
     return table
 
 
@@ -224,9 +224,9 @@ def _by_life(lives: Sequence[int], load: Load) -> list[Panel]:
 
     whole, hours = f"Hours in which none of {load.objects:,} objects is lost", f"{load.hours} hours of {load.functions}"
     return [
-        panel("Objects that last an hour", "part of object-hours kept", lambda found: found.object_hours, known),
-        panel(whole, "part of hours", lambda found: found.whole_hours, []),
-        panel(f"{hours} functions of 1.5 GB", "dollars", lambda found: found.cost.dollars, [paid[0], paid[-1]]),
+        panel("Objects that last an hour", "part of object-hours kept", lambda result: result.object_hours, known),
+        panel(whole, "part of hours", lambda result: result.whole_hours, []),
+        panel(f"{hours} functions of 1.5 GB", "dollars", lambda result: result.cost.dollars, [paid[0], paid[-1]]),
     ]
 
 
@@ -234,9 +234,9 @@ def _by_objects(counts: Sequence[int], lives: Sequence[int], load: Load) -> tupl
     """Return both availabilities and the cost by number of objects."""
     cases, series = list[TierCase](), []
     for life, code in product(lives, (ErasureCode(10, 4), ErasureCode(4, 4))):
-        of = [TierCase(life, code, replace(load, objects=objects, read_seconds=600.0)) for objects in counts]
-        cases += of
-        whole = [simulate_case(case).whole_hours for case in of]
+        group = [TierCase(life, code, replace(load, objects=objects, read_seconds=600.0)) for objects in counts]
+        cases += group
+        whole = [simulate_case(case).whole_hours for case in group]
         series.append(Series(f"{code}, {life} min", counts, whole))
     columns = (
         *("mean life min", "code", "objects", "held by a node MB", "object-hours kept", "hours with none lost"),
@@ -253,12 +253,12 @@ def run(quick: bool) -> ExperimentResult:
     lives = (*_LIFE_MINUTES[1 if quick else 0 :], _FITTED_LIFE_MINUTES)
     codes = (ErasureCode(10, 2), ErasureCode(4, 4)) if quick else _CODES
     read = [replace(load, read_seconds=60.0 * minutes) for minutes in _READ_MINUTES[1 if quick else 0 :]]
-    tried = [TierCase(life, code, each) for life, each, code in product(lives, read, codes)]
+    cases = [TierCase(life, code, each) for life, each, code in product(lives, read, codes)]
     between = () if quick else (120, 240)
     panels = _by_life((*lives[:-1], *between, lives[-1]), load)
     by_objects, objects_panel = _by_objects((100, 1_000) if quick else _COUNTS, lives, load)
     return ExperimentResult(
-        [_by_case(tried), _cheapest(tried, load.hours), by_objects], [*panels, objects_panel], _REMARKS
+        [_by_case(cases), _cheapest(cases, load.hours), by_objects], [*panels, objects_panel], _REMARKS
     )
 
 

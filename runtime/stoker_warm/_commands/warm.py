@@ -193,8 +193,8 @@ async def _read_all(tier: Tier, refs: Sequence[ObjectRef], concurrency: int) -> 
         try:
             begun = time.perf_counter()
             if await tier.read(ref, into):
-                taken = time.perf_counter() - begun
-                seconds.extend([taken] if crc32c(into) == ref.crc32c else [])
+                duration = time.perf_counter() - begun
+                seconds.extend([duration] if crc32c(into) == ref.crc32c else [])
         finally:
             buffers.append(into)
 
@@ -302,20 +302,20 @@ def _print_problems(status: Mapping[str, Any]) -> None:
     """Print why nodes did not connect; a reason that several nodes have, apart from their names, is printed once."""
     alike = dict[str, tuple[list[str], str]]()
     for problem in status["problems"]:
-        name, _, why = problem.partition(": ")
-        names, _ = alike.setdefault(why.replace(name, ""), ([], why))
+        name, _, reason = problem.partition(": ")
+        names, _ = alike.setdefault(reason.replace(name, ""), ([], reason))
         names.append(name)
-    for names, why in alike.values():
-        print(make_printable(f"{', '.join(names)}: {why}"))
+    for names, reason in alike.values():
+        print(make_printable(f"{', '.join(names)}: {reason}"))
     if status["absent"] > len(status["problems"]):
         print(f"and {status['absent'] - len(status['problems']):,} more")
 
 
 async def _bench(args: Namespace) -> int:
     async with _open_bench(args.url) as bench:
-        found = await run_bench(bench, objects=args.objects, size_bytes=args.size, concurrency=args.concurrency)
-    print(json_text(found) if args.json else table(_bench_rows(found), indent=""))
-    return 0 if found["read"] == args.objects else 1
+        result = await run_bench(bench, objects=args.objects, size_bytes=args.size, concurrency=args.concurrency)
+    print(json_text(result) if args.json else table(_bench_rows(result), indent=""))
+    return 0 if result["read"] == args.objects else 1
 
 
 async def _down(args: Namespace) -> int:

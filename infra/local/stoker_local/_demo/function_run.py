@@ -164,8 +164,14 @@ class EpochDelivery:
         """Return a message for every way in which the epoch does not contain each image exactly once, unchanged."""
         missing = images.contents.keys() - self.deliveries.keys()
         repeated = [key for key, times in self.deliveries.items() if times > 1]
-        found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.altered_keys}
-        return [f"{len(keys):,} images are {what}, such as {min(keys)}" for what, keys in found.items() if keys]
+        keys_by_fault = {
+            "missing": missing,
+            "delivered more than once": repeated,
+            "not what was put": self.altered_keys,
+        }
+        return [
+            f"{len(keys):,} images are {fault}, such as {min(keys)}" for fault, keys in keys_by_fault.items() if keys
+        ]
 
 
 def read_epoch(images: RawImages, seed: int, stop: threading.Event) -> EpochDelivery:

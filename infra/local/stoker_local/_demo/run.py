@@ -68,15 +68,17 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
         workers = workers or _tune_workers(epochs, screen)
         _warm_up()
 
-        def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> TrainingResult:
+        def trained(name: str, workers_text: str, opening: AbstractContextManager[Batches]) -> TrainingResult:
             """Train on the batches that ``opening`` opens, with the same model, bucket, test and display each time."""
             screen.draw(f"{name} starts ...")
             bucket.reset()
             model = new_model(seed)
             timing = train(opening, model, epochs, partial(_show, name, epochs, screen))
             reading = create_reading(f"s3://{_BUCKET}", bucket.counts())
-            reached = accuracy(model, test_digits)
-            return TrainingResult(name=name, workers_text=how, accuracy=reached, timing=timing, reading=reading)
+            test_accuracy = accuracy(model, test_digits)
+            return TrainingResult(
+                name=name, workers_text=workers_text, accuracy=test_accuracy, timing=timing, reading=reading
+            )
 
         opening = open_dataloader(_BUCKET, f"{_IMAGES}/", workers, _BATCH_SIZE, seed)
         direct = trained("DataLoader", f"{workers} worker processes", opening)
@@ -101,16 +103,16 @@ async def _fill_bucket(train_digits: training.Digits, screen: Screen) -> None:
 
 
 def _tune_workers(epochs: int, screen: Screen) -> int:
-    tried: list[str] = []
+    trials: list[str] = []
 
     def show(workers: int, seconds: float | None) -> None:
         if seconds is None:
             screen.draw(f"finding the best number of workers for the DataLoader: {workers} ...")
         else:
-            tried.append(f"{seconds:.0f} s with {workers}")
+            trials.append(f"{seconds:.0f} s with {workers}")
 
     best = choose_workers(_BUCKET, f"{_IMAGES}/", _BATCH_SIZE, epochs, show)
-    screen.item("workers", f"of the DataLoader: {', '.join(tried)} expected; it gets {best}")
+    screen.item("workers", f"of the DataLoader: {', '.join(trials)} expected; it gets {best}")
     return best
 
 
@@ -264,11 +266,11 @@ def explain_difference(direct: TrainingResult, loader: TrainingResult, bucket_wa
 
 def find_failures(direct: TrainingResult, loader: TrainingResult, min_accuracy: float) -> list[str]:
     """Return a message for every result that is not as the demo promises."""
-    found = [
+    failures = [
         f"with the {result.name}, the model reached an accuracy of {result.accuracy:.1%}, not {min_accuracy:.0%}"
         for result in (direct, loader)
         if result.accuracy < min_accuracy
     ]
     if loader.timing.stall >= direct.timing.stall:
-        found.append(f"the {loader.name} stalled no less than the {direct.name}")
-    return found
+        failures.append(f"the {loader.name} stalled no less than the {direct.name}")
+    return failures

@@ -61,9 +61,9 @@ class Screen:
         if self.is_terminal and now - self._last_draw_at >= _REDRAW_SECONDS:
             self._last_draw_at = now
             size = shutil.get_terminal_size()
-            wipe, shown = self._wipe_sequence(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
-            self._lines_above = len(shown) - 1
-            self._write(wipe + "\n".join(shown))
+            wipe, visible = self._wipe_sequence(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
+            self._lines_above = len(visible) - 1
+            self._write(wipe + "\n".join(visible))
 
     def milestone(self, text: str) -> None:
         """Write a progress line if lines cannot be redrawn."""

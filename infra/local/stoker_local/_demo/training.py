@@ -94,10 +94,10 @@ class RawImages:
     def __init__(self, digits: Digits, count: int) -> None:
         rounds = -(-count // len(digits))
         if rounds > len(_SHIFTS):
-            most = len(_SHIFTS) * len(digits)
-            raise ConfigError(f"{count:,} images are too many; the digits and their shifted copies are {most:,}")
-        moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
-        every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
+            max_count = len(_SHIFTS) * len(digits)
+            raise ConfigError(f"{count:,} images are too many; the digits and their shifted copies are {max_count:,}")
+        shifted = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
+        every = Digits(images=np.concatenate(shifted), labels=np.tile(digits.labels, rounds))
         self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
         self.started_puts = self.completed_puts = 0
 
@@ -238,15 +238,15 @@ def train(
         epochs: number of epochs.
         on_step: is called with the timing after every step.
     """
-    timing, made = Timing(), time.perf_counter()
+    timing, opened_at = Timing(), time.perf_counter()
     with open_batches as batches:
         steps, optimizer = epochs * len(batches), torch.optim.Adam(model.parameters())
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _MAX_LEARNING_RATE, total_steps=steps)
-        begun = asked = time.perf_counter()
+        started_at = requested_at = time.perf_counter()
         for number, batch in enumerate((batch for _ in range(epochs) for batch in batches), 1):
             now = time.perf_counter()
-            timing.wait_seconds += now - asked
-            timing.first_batch_seconds = timing.first_batch_seconds or now - made
+            timing.wait_seconds += now - requested_at
+            timing.first_batch_seconds = timing.first_batch_seconds or now - opened_at
             loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
             optimizer.zero_grad()
             loss.backward()
@@ -256,9 +256,9 @@ def train(
             timing.fraction_done, timing.epoch = number / steps, -(-number // len(batches))
             timing.is_last_of_epoch = number % len(batches) == 0
             ended = time.perf_counter()
-            timing.total_seconds, timing.loop_seconds = ended - made, ended - begun
+            timing.total_seconds, timing.loop_seconds = ended - opened_at, ended - started_at
             on_step(timing)
-            asked = time.perf_counter()
+            requested_at = time.perf_counter()
     return timing
 
 
@@ -346,7 +346,7 @@ def _uses_fork() -> bool:
 
 def _measure_workers(images: ImageObjects, workers: int, batch_size: int) -> tuple[float, float]:
     """Measure the workers' start and one epoch of training; return both durations in seconds."""
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     batches = [[index] for index in range(workers)]
     loader = DataLoader(images, batch_sampler=batches, num_workers=workers, persistent_workers=True)
     for _ in loader:  # one image for each worker, which creates its client
@@ -356,4 +356,4 @@ def _measure_workers(images: ImageObjects, workers: int, batch_size: int) -> tup
     model, started = new_model(seed=0), time.perf_counter()
     for batch in loader:
         torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"]).backward()
-    return started - begun, time.perf_counter() - started
+    return started - started_at, time.perf_counter() - started

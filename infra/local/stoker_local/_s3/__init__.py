@@ -110,8 +110,8 @@ class S3Service:
         """Determine the operation, bucket and key of a request, without checking permissions."""
         bucket, _, key = request.path[1:].partition("/")
         level = "object" if key else "bucket" if bucket else "service"
-        asked = [name for name, _ in request.query if name in _SUBRESOURCES]
-        subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
+        subresources = [name for name, _ in request.query if name in _SUBRESOURCES]
+        subresource = "uploadId" if "uploadId" in subresources else subresources[0] if subresources else ""
         operation, _ = _ROUTES.get((request.method, level, subresource), ("Unknown", None))
         if multipart.COPY_SOURCE in request.headers:
             operation, _ = _ROUTES.get((f"{request.method} copy", level, subresource), (operation, None))

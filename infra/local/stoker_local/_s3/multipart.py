@@ -256,16 +256,16 @@ def list_uploads(bucket: BucketState, call: S3Call, now: float) -> ServerRespons
     prefix, limit, coded = query.get("prefix", ""), int_parameter(query, "max-uploads"), key_element_writer(query)
     key_marker, id_marker = query.get("key-marker", ""), query.get("upload-id-marker", "")
     after = (key_marker, id_marker or "\U0010ffff") if key_marker else ("", "")
-    found = sorted((upload.key, id_) for id_, upload in bucket.uploads.items() if upload.key.startswith(prefix))
-    found = [entry for entry in found if entry > after]
-    shown = found[:limit]
+    uploads = sorted((upload.key, id_) for id_, upload in bucket.uploads.items() if upload.key.startswith(prefix))
+    uploads = [entry for entry in uploads if entry > after]
+    page = uploads[:limit]
     parts = [element("Bucket", call.bucket), coded("KeyMarker", key_marker), element("UploadIdMarker", id_marker)]
     parts += [coded("Prefix", prefix), element("MaxUploads", limit)]
     parts += [element("EncodingType", "url")] if "encoding-type" in query else []
-    if len(found) > len(shown) > 0:
-        parts += [coded("NextKeyMarker", shown[-1][0]), element("NextUploadIdMarker", shown[-1][1])]
-    parts.append(element("IsTruncated", "true" if len(found) > len(shown) > 0 else "false"))
-    for key, upload_id in shown:
+    if len(uploads) > len(page) > 0:
+        parts += [coded("NextKeyMarker", page[-1][0]), element("NextUploadIdMarker", page[-1][1])]
+    parts.append(element("IsTruncated", "true" if len(uploads) > len(page) > 0 else "false"))
+    for key, upload_id in page:
         initiated = element("Initiated", iso_time(bucket.uploads[upload_id].initiated_at))
         parts.append(
             f"<Upload>{coded('Key', key)}{element('UploadId', upload_id)}{_OWNER_ELEMENTS}{initiated}</Upload>"
@@ -278,8 +278,8 @@ def list_parts(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     query = call.request.parameters
     upload, limit = find_upload(bucket, call), int_parameter(query, "max-parts")
     marker = int_parameter(query, "part-number-marker", default=0, maximum=10_000)
-    found = [(number, part) for number, part in sorted(upload.parts.items()) if number > marker]
-    shown = found[:limit]
+    remaining = [(number, part) for number, part in sorted(upload.parts.items()) if number > marker]
+    page = remaining[:limit]
     parts = [
         element("Bucket", call.bucket),
         element("Key", call.key),
@@ -287,9 +287,9 @@ def list_parts(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
         _OWNER_ELEMENTS,
     ]
     parts += [element("PartNumberMarker", marker), element("MaxParts", limit)]
-    parts += [element("NextPartNumberMarker", shown[-1][0])] if shown else []
-    parts.append(element("IsTruncated", "true" if len(found) > len(shown) > 0 else "false"))
-    for number, part in shown:
+    parts += [element("NextPartNumberMarker", page[-1][0])] if page else []
+    parts.append(element("IsTruncated", "true" if len(remaining) > len(page) > 0 else "false"))
+    for number, part in page:
         about = element("LastModified", iso_time(part.modified_at)) + element("ETag", part.tag)
         parts.append(f"<Part>{element('PartNumber', number)}{about}{element('Size', len(part.data))}</Part>")
     return xml_response("ListPartsResult", "".join(parts))

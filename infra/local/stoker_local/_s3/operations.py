@@ -105,8 +105,8 @@ def precondition_error(condition: str) -> S3Error:
 
 
 def _matches(condition: str, tag: str) -> bool:
-    wanted = [part.strip().removeprefix("W/") for part in condition.split(",")]
-    return "*" in wanted or tag in wanted or tag.strip('"') in wanted
+    tags = [part.strip().removeprefix("W/") for part in condition.split(",")]
+    return "*" in tags or tag in tags or tag.strip('"') in tags
 
 
 def _parse_http_date(date: str | None) -> int | None:
@@ -137,8 +137,8 @@ def parse_tag_header(header: str) -> Mapping[str, str]:
 def get_tags(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """GetObjectTagging."""
     tags = bucket.stored_object(call.key).tags
-    listed = (f"<Tag>{element('Key', name)}{element('Value', value)}</Tag>" for name, value in sorted(tags.items()))
-    return xml_response("Tagging", f"<TagSet>{''.join(listed)}</TagSet>")
+    elements = (f"<Tag>{element('Key', name)}{element('Value', value)}</Tag>" for name, value in sorted(tags.items()))
+    return xml_response("Tagging", f"<TagSet>{''.join(elements)}</TagSet>")
 
 
 def put_tags(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
@@ -176,11 +176,11 @@ def md5_etag(data: Body) -> str:
 
 def object_headers(request: ServerRequest) -> dict[str, str]:
     """Return the headers of a write that are stored with the object and returned by reads."""
-    kept = {n: v for n, v in request.headers.items() if n in _STORED_HEADERS or n.startswith("x-amz-meta-")}
+    headers = {n: v for n, v in request.headers.items() if n in _STORED_HEADERS or n.startswith("x-amz-meta-")}
     codings = [c.strip() for c in request.headers.get("content-encoding", "").split(",")]
     if coding := ",".join(c for c in codings if c not in ("", "aws-chunked")):
-        kept["content-encoding"] = coding
-    return {"content-type": "binary/octet-stream", **kept}
+        headers["content-encoding"] = coding
+    return {"content-type": "binary/octet-stream", **headers}
 
 
 def get_object(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:

@@ -221,13 +221,13 @@ def _compute_signature(request: ServerRequest, claim: Claim, secret_key: str) ->
 
 def _normalize_path(path: str) -> str:
     """Remove empty and dot segments (RFC 3986, section 5.2.4)."""
-    kept: list[str] = []
+    segments: list[str] = []
     for segment in path.split("/"):
         if segment == "..":
-            del kept[-1:]
+            del segments[-1:]
         elif segment not in ("", "."):
-            kept.append(segment)
-    return "/" + "/".join(kept) + ("/" if kept and path.endswith("/") else "")
+            segments.append(segment)
+    return "/" + "/".join(segments) + ("/" if segments and path.endswith("/") else "")
 
 
 def _quote(text: str) -> str:

@@ -115,12 +115,14 @@ class FunctionCloud:
         Raises:
             KeyError: the schedule does not exist.
         """
-        fired = next((each for each in self.config.schedules if each.name == schedule), None)
-        if fired is None:
+        schedule_spec = next((each for each in self.config.schedules if each.name == schedule), None)
+        if schedule_spec is None:
             raise KeyError(schedule)
         config, now = self.config, self._clock()
-        event = scheduled_event(fired, region=config.region, account=config.account, event_id=self._new_id(), now=now)
-        return self._lambda_services[fired.function].deliver_event(self._invocation(event))
+        event = scheduled_event(
+            schedule_spec, region=config.region, account=config.account, event_id=self._new_id(), now=now
+        )
+        return self._lambda_services[schedule_spec.function].deliver_event(self._invocation(event))
 
     def inject(self, plan: FunctionFaultPlan) -> None:
         """Replace the fault plan, from the next invocation on."""
@@ -284,11 +286,11 @@ def _session() -> aiohttp.ClientSession:
 
 
 def _check_buckets(config: FunctionCloudConfig, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
-    for kind, names, there in (
+    for kind, names, existing in (
         ("S3", {each.bucket for each in config.notifications}, bucket.objects if bucket else {}),
         ("GCS", {each.bucket for each in config.finalized}, gcs.buckets if gcs else {}),
     ):
-        if missing := sorted(names - set(there)):
+        if missing := sorted(names - set(existing)):
             raise ValueError(f"a notification names a bucket that the local {kind} does not have: {', '.join(missing)}")
 
 

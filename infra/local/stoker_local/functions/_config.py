@@ -452,8 +452,8 @@ class FunctionCloudConfig(JsonConfig):
         )
         for what, known, records, field_name in checks:
             if unknown := sorted({getattr(record, field_name) for record in records} - known):
-                there = ", ".join(sorted(known - {""})) or "none"
-                raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {there}")
+                names = ", ".join(sorted(known - {""})) or "none"
+                raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {names}")
 
     def _check_visibility(self) -> None:
         """Refuse, as Lambda does, messages that could become visible again while their function still works on them."""

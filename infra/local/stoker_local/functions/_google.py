@@ -163,8 +163,8 @@ class GoogleService(InstancePool[GoogleInstance]):
     async def handle_request(self, request: web.Request, target: str = "") -> web.Response:
         """Answer an HTTP request; ``target`` replaces its path and query unless it is empty."""
         target = target or request.raw_path
-        sent, wanted = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
-        if self.spec.token and not hmac.compare_digest(sent.encode("utf-8", "replace"), wanted.encode()):
+        sent, expected = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
+        if self.spec.token and not hmac.compare_digest(sent.encode("utf-8", "replace"), expected.encode()):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
         if not target.startswith("/"):  # a request to a proxy
             return web.Response(status=400, text="Bad Request")
@@ -198,8 +198,8 @@ class GoogleService(InstancePool[GoogleInstance]):
             self._release_instance(instance)
             self.slots.release()
         self.recorder.figures.errors += response.status >= 500
-        what = "error" if response.status >= 500 else "answer"
-        self.recorder.record_event(what, instance=instance.name, detail=str(response.status))
+        event = "error" if response.status >= 500 else "answer"
+        self.recorder.record_event(event, instance=instance.name, detail=str(response.status))
         return response
 
     async def _forward(

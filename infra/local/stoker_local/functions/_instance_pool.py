@@ -223,8 +223,8 @@ class LambdaService(InstancePool[Sandbox]):
         sandbox = Sandbox(self.next_name(), self._config, self.arn)
         self.start(sandbox)
         error = await sandbox.start()
-        what = "cold-start" if error is None else "start-failed"
-        self.recorder.record_event(what, instance=sandbox.name, detail=error.error_type if error else "")
+        event = "cold-start" if error is None else "start-failed"
+        self.recorder.record_event(event, instance=sandbox.name, detail=error.error_type if error else "")
         return sandbox, error, sandbox.init_seconds
 
     def _record_outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
@@ -235,8 +235,8 @@ class LambdaService(InstancePool[Sandbox]):
         self.recorder.figures.invocations += 1
         self.recorder.figures.errors += bool(outcome.error_type)
         self.recorder.figures.billed_seconds += outcome.billed_milliseconds / 1000
-        what = "error" if outcome.error_type else "answer"
-        self.recorder.record_event(what, instance=sandbox.name, detail=outcome.error_type)
+        event = "error" if outcome.error_type else "answer"
+        self.recorder.record_event(event, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
 
     # --- events -------------------------------------------------------------------------------------------------

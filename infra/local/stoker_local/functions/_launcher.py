@@ -54,8 +54,8 @@ def launch(settings: dict[str, Any]) -> None:
 
 def _set_limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
-    least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (least, least))
+    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:
@@ -66,10 +66,10 @@ def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123  (pathlib takes milliseconds to import)
                 file.write(text)
     _check(libc.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
-    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in keep]  # opened before the mount hides them
+    folders = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in keep]  # opened before the mount hides them
     options = f"size={size_bytes},mode=1777".encode()
     _check(libc.mount(b"tmpfs", _TMP.encode(), b"tmpfs", _NO_SET_UID | _NO_DEVICES, options), "mount /tmp")
-    for path, descriptor in kept:
+    for path, descriptor in folders:
         os.makedirs(path, exist_ok=True)  # noqa: PTH103
         source = f"/proc/self/fd/{descriptor}".encode()
         _check(libc.mount(source, os.fsencode(path), None, _BIND | _RECURSIVE, None), f"keep {path}")

@@ -164,8 +164,8 @@ def _mount_problem() -> str:
     true = (shutil.which("true") or "/bin/true",)
     plan = ProcessPlan(command=true, environment={}, folder="", memory_bytes=1 << 30, tmp_bytes=1 << 20)
     probe = launch_command(plan, tmp_folder=None)
-    tried = subprocess.run(probe, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
-    return (tried.stderr.strip() or "it failed") if tried.returncode else ""
+    result = subprocess.run(probe, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
+    return (result.stderr.strip() or "it failed") if result.returncode else ""
 
 
 def _under_tmp(*paths: str) -> list[str]:
@@ -228,9 +228,9 @@ class OutputPipe:
     def take(self) -> bytes:
         """Return the output since the last call, at most its last 64 KiB."""
         self._read_all()
-        taken = bytes(self._buffer)
+        output = bytes(self._buffer)
         self._buffer.clear()
-        return taken
+        return output
 
     def close(self) -> None:
         """Read the remaining output and close the pipe; :meth:`take` still returns the output."""

@@ -150,8 +150,8 @@ class Sandbox(FunctionProcess[FunctionSpec]):
 
 
 def _exit_result(code: int, request_id: str) -> HandlerResult:
-    how = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
-    message = f"Runtime exited with error: {how}" if code else "Runtime exited without providing a reason"
+    reason = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
+    message = f"Runtime exited with error: {reason}" if code else "Runtime exited without providing a reason"
     return failure_result("Runtime.ExitError", message, request_id)
 
 

@@ -113,9 +113,9 @@ def created_message(created: ObjectCreated, *, region: str, sequence: int) -> st
 def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
     """Create the queues, each after its dead-letter queue; return them by name."""
     queues: dict[str, LocalQueue] = {}
-    known = {spec.name: spec for spec in specs}
+    specs_by_name = {spec.name: spec for spec in specs}
     for name in TopologicalSorter({spec.name: [spec.dead_letters] for spec in specs}).static_order():
-        if spec := known.get(name):
+        if spec := specs_by_name.get(name):
             chance = random.Random(f"{seed}/{name}")  # noqa: S311  (reproducible duplicates, not secrets)
             queues[name] = LocalQueue(spec, chance=chance, dead_letters=queues.get(spec.dead_letters), clock=clock)
     return queues
@@ -242,17 +242,17 @@ class LocalQueue:
             limit_bytes: maximum total size, in bytes; a longer message is returned alone.
             size_of: returns the size that a body counts, in bytes.
         """
-        taken: list[LocalMessage] = []
-        left_bytes = self._receive_into(taken, limit, limit_bytes, size_of)
-        while not taken:
+        messages: list[LocalMessage] = []
+        left_bytes = self._receive_into(messages, limit, limit_bytes, size_of)
+        while not messages:
             await self._wait_for_change()
-            left_bytes = self._receive_into(taken, limit, limit_bytes, size_of)
+            left_bytes = self._receive_into(messages, limit, limit_bytes, size_of)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
-                while len(taken) < limit and not self._visible:  # a visible message here is one that does not fit
+                while len(messages) < limit and not self._visible:  # a visible message here is one that does not fit
                     await self._wait_for_change()
-                    left_bytes = self._receive_into(taken, limit, left_bytes, size_of)
-        return taken
+                    left_bytes = self._receive_into(messages, limit, left_bytes, size_of)
+        return messages
 
     async def _wait_for_change(self) -> None:
         self._change_event.clear()
@@ -278,13 +278,13 @@ class LocalQueue:
         self._change_event.set()
 
     def _receive_into(
-        self, taken: list[LocalMessage], limit: int, left_bytes: int, size_of: Callable[[str], int]
+        self, messages: list[LocalMessage], limit: int, left_bytes: int, size_of: Callable[[str], int]
     ) -> int:
-        """Hide visible messages and append them to ``taken`` while they fit; return the remaining bytes.
+        """Hide visible messages and append them to ``messages`` while they fit; return the remaining bytes.
 
         Messages that have been received ``max_receives`` times move to the dead-letter queue instead.
         """
-        while self._visible and len(taken) < limit:
+        while self._visible and len(messages) < limit:
             message = self._visible[0]
             if self._dead_letters is not None and message.receive_count >= self.spec.max_receives:
                 self._visible.popleft()
@@ -292,11 +292,11 @@ class LocalQueue:
                 self._change_event.set()
                 continue
             size_bytes = size_of(message.body)
-            if taken and size_bytes > left_bytes:
+            if messages and size_bytes > left_bytes:
                 break
             left_bytes -= size_bytes
             self._visible.popleft()
-            taken.append(self._hide(message))
+            messages.append(self._hide(message))
         return left_bytes
 
     def _hide(self, message: LocalMessage) -> LocalMessage:
