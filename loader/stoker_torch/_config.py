@@ -137,7 +137,7 @@ MOVED_SETTINGS = {
 """Deprecated settings → where each one is now."""
 
 
-LoaderShuffle = Shuffle | Literal["materialized"]
+LoaderShuffle = Literal[Shuffle, "materialized"]
 
 _MINIMA = {"batch_size": 1, "seed": 0, "window": 1, "lanes": 1, "rank": 0, "world_size": 1, "limit": 1, "version": 1}
 _MINIMA |= {"epochs": 1}

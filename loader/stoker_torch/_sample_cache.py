@@ -58,6 +58,9 @@ class CacheStatistics(LookupStatistics):
     """Counts of a :class:`~stoker_torch.CachedDataset` and of the service that fills its cache.
 
     Attributes:
+        look_ups: number of samples that training looked up.
+        misses: number of look-ups that did not find the sample.
+        wait_seconds: total time of all look-ups, added up over worker processes.
         damaged: number of misses whose entry was found and did not match its checksum.
         fetches: number of requests to the service, each with several indices.
         fetched: number of samples that the service read and put into the cache.

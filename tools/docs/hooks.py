@@ -1,16 +1,55 @@
-"""Hooks of mkdocs: links out of the pages' folder, which lead to files of the source, become plain text."""
+"""Hooks of mkdocs: links out of the pages' folder become plain text, and the API reference shows public names only."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from mkdocs.utils import get_relative_url
 
 # The handlers of functions are attributes that a module makes when they are asked for: no page shows them.
 logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "Unsupported item" not in record.getMessage())
+
+_SHOWN = re.compile(r"^::: ([\w.]+\.(\w+))$", re.MULTILINE)
+_UNRESOLVED = re.compile(r'<span title="[^"]*">((?:<code>)?(\w+)(?:</code>)?|[^<]*)</span>')
+_NAME = re.compile(r'(?<!">)<code>([A-Z]\w+|\w+_\w+)</code>')
+_BASES = re.compile(r'<p class="doc doc-class-bases">\s*Bases: (.*?)</p>', re.DOTALL)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Return a page whose links all lead to pages of the site."""
     steps = page.file.src_uri.count("/") + 1
     return re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{steps},}}[^)]*\)", r"\1", markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Return a page of the API reference whose types and errors lead to their descriptions, without private paths."""
+    if not page.file.src_uri.startswith("api/"):
+        return output
+    places = {
+        name: f"{get_relative_url(f'api/{source.stem}/', page.url)}#{path}"
+        for source in (Path(config.docs_dir) / "api").glob("*.md")
+        for path, name in _SHOWN.findall(source.read_text("utf-8"))
+    }
+
+    def link(text: str, name: str | None) -> str:
+        return f'<a class="autorefs autorefs-internal" href="{places[name]}">{text}</a>' if name in places else text
+
+    output = _BASES.sub(lambda found: _public_bases(found[0], places), output)
+    output = _UNRESOLVED.sub(lambda found: link(found[1], found[2]), output)
+    return _NAME.sub(lambda found: link(f"<code>{found[1]}</code>", found[1]), output)
+
+
+def _public_bases(paragraph: str, places: Mapping[str, str]) -> str:
+    """Return the paragraph of a class's bases without the private ones."""
+    bases = re.findall("<code>.*?</code>", paragraph)
+    names = [re.sub("<.*?>", "", base).rpartition(".")[2] for base in bases]
+    shown = [
+        base if "._" not in base else f"<code>{name}</code>"
+        for base, name in zip(bases, names, strict=True)
+        if "._" not in base or name in places
+    ]
+    return f'<p class="doc doc-class-bases">Bases: {", ".join(shown)}</p>' if shown else ""

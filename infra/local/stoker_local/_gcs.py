@@ -382,7 +382,10 @@ def object_resource(bucket: str, key: str, stored: StoredObject) -> dict[str, An
 
 @contextmanager
 def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
-    """Run a local GCS in a separate thread, for synchronous code; ``config`` defaults to ``GcsConfig()``.
+    """Run a local GCS in a separate thread, for synchronous code.
+
+    Args:
+        config: configuration of the server; default ``GcsConfig()``.
 
     Example:
         >>> with running_gcs() as gcs:

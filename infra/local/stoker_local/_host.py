@@ -93,7 +93,9 @@ async def read_body(message: web.BaseRequest | aiohttp.ClientResponse, *, limit_
 def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
     """Run the server that ``create`` returns on an event loop in a separate thread; leaving the context ends all three.
 
-    ``create`` is called in the thread and returns an async context manager; an error of the start is raised here.
+    Args:
+        create: function that returns the server, an async context manager; it is called in the thread, and an error of
+            the start is raised here.
 
     Example:
         >>> from stoker_local import LocalBucket, running_server
@@ -127,7 +129,10 @@ def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iter
 
 @contextmanager
 def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
-    """Run a local bucket in a separate thread, for synchronous code; ``config`` defaults to ``BucketConfig()``.
+    """Run a local bucket in a separate thread, for synchronous code.
+
+    Args:
+        config: configuration of the bucket; default ``BucketConfig()``.
 
     Example:
         >>> with running_bucket() as bucket:
@@ -183,7 +188,9 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
     """Run a local bucket in a separate process, so that it does not compete for this process's interpreter lock.
 
     The process ends when the block is left, or when this process dies in any way: it watches its standard input.
-    ``config`` defaults to ``BucketConfig()``.
+
+    Args:
+        config: configuration of the bucket; default ``BucketConfig()``.
 
     Raises:
         RuntimeError: the bucket did not start; standard error contains its message.

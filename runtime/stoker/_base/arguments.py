@@ -31,6 +31,8 @@ _SIMILARITY_CUTOFF = 0.7
 """Similarity of two names from which an error suggests one for the other."""
 _PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
 """Private module path of a class in a text; the class is public in its top-level package."""
+_DESCRIPTION = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.MULTILINE)
+"""Description of one argument in a section of a docstring, with its continuation lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +332,10 @@ def takes_settings(
     return decorate
 
 
-def _describe_arguments(config: object) -> str:
-    """Return the attribute descriptions of a config class and its bases as an ``Args:`` section."""
+def _describe_arguments(config: Callable[..., object]) -> str:
+    """Return the attribute descriptions of a config class and its bases as an ``Args:`` section, in their order."""
     bases = config.__mro__ if isinstance(config, type) else ()
-    texts = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in reversed(bases)]
-    arguments = "\n".join(text.partition("\n\n")[0] for text in texts if text)
+    sections = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in bases]
+    texts = {found[1]: found[0] for text in sections for found in _DESCRIPTION.finditer(text.partition("\n\n")[0])}
+    arguments = "\n".join(texts[name] for name in inspect.signature(config).parameters if name in texts)
     return f"Take the settings by name.\n\nArgs:\n{arguments}"  # a first line, so that tools keep the indentation

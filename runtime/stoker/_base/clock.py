@@ -138,6 +138,9 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a fresh virtual-clock loop and return its result.
 
+    Args:
+        main: coroutine to run.
+
     Raises:
         VirtualClockError: all tasks wait with no timer set (a deadlock), or ``main`` left tasks running.
     """

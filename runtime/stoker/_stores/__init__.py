@@ -44,6 +44,10 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
     only the SDK of the URL's own scheme. Every store has every method; one that a store cannot perform, such as writing
     to a data set that a function serves, raises a PermissionDeniedError.
 
+    Args:
+        url: location of the store: a path or a URL.
+        options: options of the kind of store that the URL names; default those of its platform's environment.
+
     Raises:
         ConfigError: The URL is malformed, or ``options`` belong to another kind of store.
         MissingExtraError: The store's optional dependency is not installed, or a plug-in cannot be loaded.

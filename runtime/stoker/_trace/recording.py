@@ -144,6 +144,9 @@ def read_trace(path: Path) -> Iterator[TraceEvent]:
 
     Memory use does not grow with the file, which may be compressed with gzip, truncated, or a pipe.
 
+    Args:
+        path: file to read.
+
     Example:
         ```python
         waits = [event.what for event in read_trace(Path("trace.json")) if isinstance(event.what, Wait)]
