@@ -44,7 +44,7 @@ class Budget:
 
     Attributes:
         dollars: limit of the store's price for the whole job: ``"5 USD"`` or a number; default no limit. Each rank has
-            an equal part. A loader warns at 80% of its part and raises ``BudgetExceededError`` at 100%, between two
+            an equal part. A loader warns at 80% of its part and raises ``CostBudgetError`` at 100%, between two
             batches. Counting begins when the loader is constructed.
         max_dollars_per_epoch: limit of the planned price of an epoch, over all ranks; construction fails above it.
         egress: where this machine is, seen from the bucket: ``"same_region"``, ``"other_region"`` or ``"internet"``.

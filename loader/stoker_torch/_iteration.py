@@ -40,7 +40,7 @@ from stoker._order.random_words import SampleContext
 from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
-from stoker.errors import BudgetExceededError, ConfigError, StokerError
+from stoker.errors import ConfigError, CostBudgetError, StokerError
 from stoker_torch._config import Budget, StreamConfig
 from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
@@ -218,7 +218,7 @@ class LoaderResources:
 
         Raises:
             ConfigError: a column is not in the data set, or the lanes cannot be divided among the ranks.
-            BudgetError: the memory or a cache is too small.
+            MemoryBudgetError: the memory or a cache is too small.
         """
         config = self.config
         unknown = [name for name in config.decode or () if name not in manifest.schema]
@@ -261,13 +261,13 @@ class LoaderResources:
         """Warn when most of the dollar budget is spent; when all of it is, stop fetching.
 
         Raises:
-            BudgetExceededError: the budget is spent.
+            CostBudgetError: the budget is spent.
         """
         if self.cost_budget is None:
             return
         try:
             self.cost_budget.check(self.prices.dollars(self.store.meter.snapshot()))
-        except BudgetExceededError:
+        except CostBudgetError:
             if self.active_pipeline is not None:
                 self.active_pipeline.stop()
             raise

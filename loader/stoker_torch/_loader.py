@@ -124,8 +124,8 @@ class Loader(Closeable):
     Raises:
         ConfigError: a setting is wrong.
         NotFoundError: there is no data set at the URL.
-        BudgetError: the memory is too small, or the order would cost more than the limit; the message has the figure
-            that fits.
+        MemoryBudgetError: the memory is too small, or the order would cost more than the limit; the message has the
+            figure that fits.
 
     Example:
         >>> loader = Loader("s3://bucket/dataset", batch_size=64, epochs=2)
@@ -254,7 +254,7 @@ class Loader(Closeable):
             ConfigError: torch.distributed, initialized after the loader was constructed, has another rank for this
                 process; or the previous iteration abandoned the last of ``epochs``.
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the position.
-            BudgetExceededError: ``budget`` is spent; during an epoch, the next batch raises it.
+            CostBudgetError: ``budget`` is spent; during an epoch, the next batch raises it.
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)

@@ -17,7 +17,7 @@ from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import TableRows, html_table, text_table, to_plain
 from stoker._stores.object_store import price_key
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class LoaderPlan:
         """Check that the epoch costs at most ``most_dollars`` over all ranks.
 
         Raises:
-            BudgetError: it costs more; the message has the figures.
+            MemoryBudgetError: it costs more; the message has the figures.
         """
         dollars = self.dollars * self.takers
         if dollars > most_dollars:
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.takers:,} GETs and "
                 f"{format_bytes(self.read_bytes * self.takers)} over all ranks, for ${dollars:.2f}: more than "
                 f"Budget(max_dollars_per_epoch={most_dollars:g}) allows. Raise it, or use another shuffle or more "

@@ -85,7 +85,7 @@ class StreamDataset(IterableDataset[Any]):
     Raises:
         ConfigError: a setting is wrong.
         NotFoundError: there is no data set at the URL.
-        BudgetError: the memory is too small for one worker; iterating raises it if it is too small for several.
+        MemoryBudgetError: the memory is too small for one worker; iterating raises it if it is too small for several.
         RankMismatchError: the ranks disagree on the data set or the settings.
 
     Example:

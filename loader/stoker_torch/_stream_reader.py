@@ -216,7 +216,7 @@ class StreamReader:
 
     Raises:
         ConfigError: the lanes cannot be divided evenly among the workers.
-        BudgetError: the memory is too small; the message has the figure for the rank.
+        MemoryBudgetError: the memory is too small; the message has the figure for the rank.
     """
 
     def __init__(

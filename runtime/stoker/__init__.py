@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker import errors
 from stoker._base.plugins import load_name
+from stoker._deprecation import RENAMED, declare_renamed
 from stoker._version import __version__
 from stoker.errors import *  # noqa: F403 - every error and warning in stoker.errors.__all__
 
@@ -59,6 +60,8 @@ _NAMES_OF = {
     "stoker._stores": "GcsOptions HttpOptions S3Options ServedOptions StoreOptions open_store",
 }
 """Module → the public names that it defines."""
+
+declare_renamed(__name__, RENAMED[errors.__name__])
 
 if TYPE_CHECKING:
     from stoker._base.meter import Operation

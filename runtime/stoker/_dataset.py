@@ -94,7 +94,7 @@ class Dataset(Closeable):
     Raises:
         ConfigError: a setting is invalid, or a column does not exist.
         NotFoundError: the URL has no data set, or the data set has no such version.
-        BudgetError: the memory is too small; the message names the smallest size that works.
+        MemoryBudgetError: the memory is too small; the message names the smallest size that works.
 
     Example:
         >>> with stoker.open("s3://bucket/photos", columns=["image", "label"]) as photos:  # doctest: +SKIP
@@ -227,7 +227,7 @@ class _DatasetReader:
         """Plan the memory; connections and buffers follow with the first read.
 
         Raises:
-            BudgetError: the memory is too small; the message names the smallest size that works.
+            MemoryBudgetError: the memory is too small; the message names the smallest size that works.
         """
         memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
         self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch, self._fetched)

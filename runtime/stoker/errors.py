@@ -9,7 +9,7 @@ Example:
         try:
             for batch in loader:
                 train(batch)
-        except stoker.BudgetExceededError as error:
+        except stoker.CostBudgetError as error:
             torch.save(loader.state_dict(), "state.pt")
             print(error.spent_dollars, "of", error.budget_dollars)
 """
@@ -17,16 +17,18 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stoker._deprecation import declare_renamed, load_renamed
 
 __all__ = [
     "ArgumentError",
     "BucketNotFoundError",
-    "BudgetError",
-    "BudgetExceededError",
     "ChecksumError",
     "ConfigError",
     "ConnectionLostError",
     "CopiedBucketWarning",
+    "CostBudgetError",
     "CredentialsError",
     "DatasetExistsError",
     "DeadlineError",
@@ -36,6 +38,7 @@ __all__ = [
     "FormatError",
     "FunctionError",
     "LostShardsError",
+    "MemoryBudgetError",
     "MissingExtraError",
     "NotFoundError",
     "ObjectChangedError",
@@ -61,6 +64,13 @@ __all__ = [
     "WireError",
     "WrongRegionError",
 ]
+
+declare_renamed(__name__, {"BudgetError": "MemoryBudgetError", "BudgetExceededError": "CostBudgetError"})
+
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        return load_renamed(__name__, name)
 
 
 class StokerError(Exception):
@@ -95,14 +105,14 @@ class StateError(StokerError, ValueError):
     """A saved loader state does not fit this loader."""
 
 
-class BudgetError(StokerError, ValueError):
+class MemoryBudgetError(StokerError, ValueError):
     """The memory budget, or a limit on requests or dollars, is too small; the message names the smallest that works."""
 
 
-class BudgetExceededError(StokerError):
+class CostBudgetError(StokerError):
     """A job has spent its dollar budget. Raised between batches, so that the loader's state can be saved.
 
-    Unrelated to :class:`BudgetError`, which is raised before anything is fetched.
+    Unrelated to :class:`MemoryBudgetError`, which is raised before anything is fetched.
 
     Attributes:
         spent_dollars: dollars that this rank has spent.

@@ -119,7 +119,7 @@ def error_of_function(function: str, error_type: str, error_message: str) -> Sto
         ThrottledError('the function pack gave up: slow down')
     """
     said = error_message[:_MAX_MESSAGE]
-    kind = getattr(errors, error_type, None) if error_type.isidentifier() else None
+    kind = vars(errors).get(error_type)
     if isinstance(kind, type) and issubclass(kind, TransientError):
         return kind(f"the function {function} gave up: {said}")
     return FunctionError(function, error_type, said)

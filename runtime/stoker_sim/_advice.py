@@ -13,7 +13,7 @@ from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
-from stoker.errors import BudgetError, ConfigError, StokerError
+from stoker.errors import ConfigError, MemoryBudgetError, StokerError
 from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import PlannedCache
 from stoker_sim._predict import PlannedTraining, Prediction, predict
@@ -128,7 +128,7 @@ def advise(given: PlannedTraining, resources: Resources) -> Advice:
         resources: memory and disk that the suggestions may use.
 
     Raises:
-        BudgetError: the memory is too small for any order of this data set.
+        MemoryBudgetError: the memory is too small for any order of this data set.
     """
     before, problem = _try_predict(given)
     workload, suggestions = given, list[Suggestion]()
@@ -253,13 +253,13 @@ def _advise_memory(given: PlannedTraining, resources: Resources) -> tuple[Planne
     """Suggest the least memory with which an epoch takes about as long as with all available memory.
 
     Raises:
-        BudgetError: the memory is too small even for the window.
+        MemoryBudgetError: the memory is too small even for the window.
     """
     window, memory_bytes = given.feed.order.window, given.feed.memory_bytes
     least = _min_memory_bytes(given, window, 1.0)
     most = min(resources.memory_bytes, max(least, _max_memory_bytes(given)))
     if most < least:
-        raise BudgetError(
+        raise MemoryBudgetError(
             f"no loader of this data set fits into the {format_bytes(most)} available to a rank: window {window} with "
             f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
             "more memory (--memory) or with fewer ranks on a node"

@@ -324,7 +324,7 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
         starts: number of starts simulated for the range of the time to the first batch.
 
     Raises:
-        BudgetError: the memory is too small for the order; the error names the size that fits.
+        MemoryBudgetError: the memory is too small for the order; the error names the size that fits.
         ConfigError: the bucket or the network is too slow for a loader to fetch its data.
     """
     feed, hit_rate = workload.feed, workload.hit_rate

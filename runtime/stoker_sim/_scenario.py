@@ -151,7 +151,7 @@ class Scenario(BoundedConfig):
         """Division of each rank's memory into slots.
 
         Raises:
-            BudgetError: the memory is too small for the order; the error names the size that fits.
+            MemoryBudgetError: the memory is too small for the order; the error names the size that fits.
         """
         feed, manifest = self.feed, self.manifest
         fixed_bytes, sharding = manifest.file_bytes + feed.held_bytes, feed.sharding(manifest.samples)
@@ -372,7 +372,8 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
             :func:`~stoker._trace.chrome.rank_traces`. Ranks without sinks keep no record.
 
     Raises:
-        BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which needs bytes.
+        MemoryBudgetError: the memory is too small for the order; or ``full`` would be read in groups, which needs
+            bytes.
         ConfigError: a super-sample could not be fetched: the bucket or network is too slow, or fails too often.
     """
     thresholds = gc.get_threshold()

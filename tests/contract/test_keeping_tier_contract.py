@@ -12,7 +12,7 @@ import pytest
 
 from stoker._cache.eviction import POLICIES
 from stoker._cache.index import ManagedTier
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 
 Maker = Callable[..., ManagedTier]
@@ -185,7 +185,7 @@ def test_what_is_larger_than_every_slot_is_declined(made: Maker) -> None:
 
 
 def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(made: Maker) -> None:
-    with pytest.raises(BudgetError, match="raise its limit"):
+    with pytest.raises(MemoryBudgetError, match="raise its limit"):
         made(0)
     with pytest.raises(ConfigError, match="next-use, uniform, lru, fifo"):
         made(3, "best")

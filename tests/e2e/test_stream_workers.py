@@ -24,7 +24,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 
 import stoker
 from stoker import Order, OrderConfig
-from stoker.errors import BudgetError, ConfigError, SampleError, StateError, StokerError
+from stoker.errors import ConfigError, MemoryBudgetError, SampleError, StateError, StokerError
 from stoker_torch import Budget, RaggedColumn, StreamDataset, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
 
@@ -402,11 +402,11 @@ def test_lanes_that_the_workers_cannot_share_are_an_error_that_names_what_fits(u
 def test_memory_is_the_ranks_and_an_error_names_the_figure_for_it(url: str, shuffle: Any) -> None:
     settings: dict[str, Any] = {"shuffle": shuffle, "budget": Budget(max_dollars_per_epoch=100)}
     error = failure_of(forked(dataset(url, memory=60_000, **settings), 3))
-    assert isinstance(error, BudgetError)
+    assert isinstance(error, MemoryBudgetError)
     assert "divided by 3 workers" in str(error)
     needed = int(str(error).partition("give memory=")[2].split()[0])
     assert sorted(numbers(forked(dataset(url, memory=needed, **settings), 3))) == list(range(SAMPLES))
-    assert isinstance(failure_of(forked(dataset(url, memory=needed - 3, **settings), 3)), BudgetError)
+    assert isinstance(failure_of(forked(dataset(url, memory=needed - 3, **settings), 3)), MemoryBudgetError)
 
 
 def test_a_data_set_that_was_changed_meanwhile_is_read_in_the_version_that_was_pinned(url: str, tmp_path: Path) -> None:

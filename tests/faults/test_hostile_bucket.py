@@ -15,7 +15,7 @@ import stoker
 from stoker import FetchConfig
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, version_key
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker.errors import BudgetError, FormatError, StoreError
+from stoker.errors import FormatError, MemoryBudgetError, StoreError
 from stoker_torch import Loader
 from support.memory import memory_of
 
@@ -79,7 +79,7 @@ def test_objects_larger_than_any_super_sample_are_refused_whatever_the_budget(
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 def test_objects_that_claim_to_be_large_must_fit_the_budget(tmp_path: Path, shuffle: str) -> None:
     told(packed(tmp_path), rows(size_bytes=MAX_OBJECT_BYTES, head_bytes=1 << 25))
-    assert memory_of(lambda: refuse(tmp_path, BudgetError, "too small", shuffle=shuffle)).peak_bytes < 4 << 20
+    assert memory_of(lambda: refuse(tmp_path, MemoryBudgetError, "too small", shuffle=shuffle)).peak_bytes < 4 << 20
 
 
 @pytest.mark.parametrize("shuffle", ["none", "window", "full"])
@@ -101,7 +101,7 @@ def test_the_samples_of_many_rows_do_not_wrap(tmp_path: Path) -> None:
     many = [most] * 1000
     told(packed(tmp_path), lambda manifest: _grown(manifest, many))
     assert Manifest.from_bytes((tmp_path / POINTER_KEY).read_bytes()).samples == 1000 * most > 1 << 32
-    refuse(tmp_path, BudgetError, "too small")
+    refuse(tmp_path, MemoryBudgetError, "too small")
 
 
 def _grown(manifest: Manifest, samples: list[int]) -> Manifest:

@@ -25,7 +25,7 @@ from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, ReadLimits, SampleGroup,
 from stoker._memory.budget import max_sample_bytes, plan_group_slots
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PlannedStep, PositionRange, SuperSampleSteps
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 from stoker_torch import Budget, Loader
 from support.datasets import SCHEMA
 from support.faulty_store import FaultyStore, Weather
@@ -246,13 +246,13 @@ def test_groups_of_samples_without_bytes_have_a_bounded_number_of_samples() -> N
 
 def test_the_memory_of_groups_is_within_the_budget_and_the_least_one_is_named() -> None:
     parts = {"manifest_bytes": 1000, "head_bytes": 5000, "sample_bytes": 70_000, "hedge_buffers": 2}
-    with pytest.raises(BudgetError, match="heads of all super-samples") as refused:
+    with pytest.raises(MemoryBudgetError, match="heads of all super-samples") as refused:
         plan_group_slots(memory_bytes=20_000, **parts)
     figure = int(str(refused.value).partition("memory=")[2].split()[0])
     least = plan_group_slots(memory_bytes=figure, **parts)
     assert least.slot_bytes >= 70_000
     assert least.size_bytes <= figure
-    with pytest.raises(BudgetError):
+    with pytest.raises(MemoryBudgetError):
         plan_group_slots(memory_bytes=figure - 1, **parts)
     ample = plan_group_slots(memory_bytes=10_000_000, **parts)
     assert 9_900_000 < ample.size_bytes <= 10_000_000
@@ -308,7 +308,7 @@ def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
 
 
 def least_bytes(columns: tuple[str, ...] | None = None) -> int:
-    with pytest.raises(BudgetError) as refused:
+    with pytest.raises(MemoryBudgetError) as refused:
         fed(batch_size=10, memory_bytes=1, columns=columns)
     return int(str(refused.value).partition("memory=")[2].split()[0])
 
@@ -395,6 +395,6 @@ def test_an_epoch_that_costs_more_than_allowed_is_refused_with_the_figures(
     with Loader(url, **asked) as loader:
         dollars = loader.plan.dollars * 2
     assert 0 < dollars < 1
-    with pytest.raises(BudgetError, match=r"GETs.*max_dollars_per_epoch=.*Raise it"):
+    with pytest.raises(MemoryBudgetError, match=r"GETs.*max_dollars_per_epoch=.*Raise it"):
         Loader(url, budget=Budget(max_dollars_per_epoch=dollars * 0.99), **asked)
     Loader(url, budget=Budget(max_dollars_per_epoch=dollars * 1.01), **asked).close()

@@ -13,7 +13,7 @@ from stoker import OrderConfig, Schema
 from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.sharding import RankSharding
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 from support.packed_objects import packed_objects
 from support.supersamples import manifest_of
 
@@ -33,7 +33,7 @@ def plan(
 
 def figure_of(call: Callable[[int], SlotPlan]) -> int:
     """The figure that is asked for when there is nothing."""
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(MemoryBudgetError) as caught:
         call(0)
     found = re.search(r"give memory=(\d+) ", str(caught.value))
     assert found is not None
@@ -54,7 +54,7 @@ def test_the_figure_that_is_asked_for_is_enough_and_not_a_byte_too_much(case: di
     fits = plan(figure, **case)
     assert fits.size_bytes == figure
     assert fits.slots == fits.window_slots + 2
-    with pytest.raises(BudgetError, match=f"memory={figure} "):
+    with pytest.raises(MemoryBudgetError, match=f"memory={figure} "):
         plan(figure - 1, **case)
 
 
@@ -105,7 +105,7 @@ def test_the_figure_for_groups_is_enough_and_not_a_byte_too_much(sample_bytes: i
     assert fits.size_bytes == figure
     assert fits.holds_groups
     assert fits.slot_bytes >= max(1, sample_bytes)
-    with pytest.raises(BudgetError, match=f"memory={figure} "):
+    with pytest.raises(MemoryBudgetError, match=f"memory={figure} "):
         groups(figure - 1)
     assert groups(50 * figure).size_bytes <= 50 * figure
 

@@ -18,7 +18,7 @@ import stoker
 from stoker import FetchConfig, open_store
 from stoker._base.sizes import parse_bytes
 from stoker._stores.object_store import MemoryStore
-from stoker.errors import BudgetError, ConfigError, CopiedBucketWarning, FetchError, NotFoundError, StokerError
+from stoker.errors import ConfigError, CopiedBucketWarning, FetchError, MemoryBudgetError, NotFoundError, StokerError
 from stoker.testing import run_virtual
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
@@ -209,7 +209,7 @@ def test_dollars_are_those_of_the_store(url: str, monkeypatch: pytest.MonkeyPatc
         ({"columns": []}, ConfigError, "columns"),
         ({"columns": "x"}, ConfigError, r"columns=\['x'\]"),
         ({"memory": "lots"}, ConfigError, "bytes"),
-        ({"memory": "5KB"}, BudgetError, "give memory="),
+        ({"memory": "5KB"}, MemoryBudgetError, "give memory="),
         ({"version": 0}, ConfigError, "version 0"),
         ({"version": "1"}, ConfigError, "version '1'"),
         ({"version": 9}, NotFoundError, "no version 9; its newest is 1"),
@@ -229,7 +229,7 @@ def test_where_there_is_no_data_set_the_error_says_how_to_pack_one(tmp_path: Any
 
 
 def test_the_memory_that_an_error_names_is_enough(url: str) -> None:
-    with pytest.raises(BudgetError) as refused:
+    with pytest.raises(MemoryBudgetError) as refused:
         stoker.open(url, memory=1)
     figure = parse_bytes(str(refused.value).partition("memory=")[2].split()[0])
     with stoker.open(url, memory=figure) as dataset:

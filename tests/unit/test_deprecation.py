@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from stoker import FetchConfig, RetryPolicy
 from stoker._deprecation import RENAMED
-from stoker.errors import ArgumentError
+from stoker.errors import ArgumentError, MemoryBudgetError
 from stoker.fanout import FanoutConfig, Report
 from stoker.trace import OpenTelemetrySink
 from stoker_torch._config import MOVED_SETTINGS
@@ -32,13 +33,16 @@ CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 """Class or function with deprecated arguments → itself, and its arguments by their present names."""
 
+MODULES = ("stoker", "stoker.errors")
+
 ARGUMENTS = [(owner, old, new) for owner in CALLABLES for old, new in RENAMED[owner].items()]
+NAMES = [(module, old, new) for module in MODULES for old, new in RENAMED[module].items()]
 FIELDS = [row for row in ARGUMENTS if is_dataclass(CALLABLES[row[0]][0])]
 
 
 def test_each_deprecated_name_is_in_a_table_of_this_module() -> None:
     list(python_api(PAGE))  # imports all that is public
-    assert set(RENAMED) == {*CALLABLES}
+    assert set(RENAMED) == {*CALLABLES, *MODULES}
 
 
 @pytest.mark.parametrize(("owner", "old", "new"), ARGUMENTS)
@@ -69,6 +73,31 @@ def test_a_deprecated_field_is_read_with_a_warning_to_the_caller(owner: str, old
     with pytest.warns(DeprecationWarning, match=rf"^{owner}\.{old} is deprecated: write {new}$") as caught:
         assert getattr(value, old) == getattr(value, new)
     assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), NAMES)
+def test_a_deprecated_name_of_a_module_is_the_present_object_with_a_warning(module: str, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated: write {new}$") as caught:
+        value = getattr(import_module(module), old)
+    assert [each.filename for each in caught] == [__file__]
+    assert value is getattr(import_module(module), new)
+    assert old not in dir(import_module(module))
+    with pytest.raises(AttributeError, match=f"^module '{module}' has no attribute '{old}_'$"):
+        getattr(import_module(module), f"{old}_")
+
+
+@pytest.mark.parametrize(("module", "old", "new"), NAMES)
+def test_a_deprecated_name_is_imported_from_its_module_with_a_warning(module: str, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated: write {new}$") as caught:
+        exec(f"from {module} import {old}", {"__name__": __name__})  # noqa: S102 - the names are ours
+    assert {each.filename for each in caught} == {"<string>"}
+
+
+def test_an_object_that_was_pickled_by_its_earlier_class_name_is_read() -> None:
+    present = pickle.dumps(MemoryBudgetError("too small"), protocol=0)
+    with pytest.warns(DeprecationWarning, match=r"^stoker\.errors\.BudgetError is deprecated"):
+        error = pickle.loads(present.replace(b"MemoryBudgetError", b"BudgetError"))  # noqa: S301 - pickled by this test
+    assert (type(error), error.args) == (MemoryBudgetError, ("too small",))
 
 
 def test_a_config_with_deprecated_names_is_pickled_as_before() -> None:

@@ -20,7 +20,7 @@ from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSharing, CacheSpec, create_tiers
 from stoker._diagnostics.latency import Constant, LateTail, LogNormal
 from stoker._fetch.config import PipelineConfig
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
@@ -169,7 +169,7 @@ def test_hit_rates_are_those_of_the_policies() -> None:
 
 
 def test_too_little_memory_is_an_error_that_names_the_figure() -> None:
-    with pytest.raises(BudgetError, match="give memory="):
+    with pytest.raises(MemoryBudgetError, match="give memory="):
         predict(workload(memory=3 * MIB))
 
 
@@ -396,7 +396,7 @@ def test_a_link_that_brings_nothing_in_time_is_an_error_with_its_figures() -> No
 
 @pytest.mark.parametrize("there_is", [0, 1, 5000])
 def test_memory_for_no_window_at_all_is_an_error_that_says_how_much_one_takes(there_is: int) -> None:
-    with pytest.raises(BudgetError, match=r"available to a rank: window 2 with super-samples of .* takes"):
+    with pytest.raises(MemoryBudgetError, match=r"available to a rank: window 2 with super-samples of .* takes"):
         advise(workload(super_samples=40, size=40_000), replace(RESOURCES, memory_bytes=there_is))
 
 

@@ -13,7 +13,7 @@ from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import Constant, LateTail, LogNormal
 from stoker._fetch.config import PipelineConfig
 from stoker._order.steps import PositionRange
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from stoker_sim import BucketModel
 from stoker_sim._bucket import create_size_lookup, synthetic_manifest
 from stoker_sim._caches import CacheModel
@@ -102,7 +102,7 @@ def test_nodes_that_go_in_step_wait_for_the_slowest() -> None:
 
 
 def test_memory_that_is_too_small_is_refused_as_a_loader_would() -> None:
-    with pytest.raises(BudgetError, match="give memory="):
+    with pytest.raises(MemoryBudgetError, match="give memory="):
         simulate(scenario(slots=3))
 
 

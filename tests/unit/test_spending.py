@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker._cost.prices import CostBudget, parse_dollars
-from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
+from stoker.errors import ConfigError, CostBudgetError, MemoryBudgetError, SpendingWarning
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_a_budget_warns_once_at_80_percent_and_raises_at_100() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         allowance.check(4.9)
-        with pytest.raises(BudgetExceededError, match=r"\$5\.1 are spent of \$5\. .*state_dict\(\)") as caught:
+        with pytest.raises(CostBudgetError, match=r"\$5\.1 are spent of \$5\. .*state_dict\(\)") as caught:
             allowance.check(5.1)
     assert (caught.value.spent_dollars, caught.value.budget_dollars) == (5.1, 5.0)
-    assert not isinstance(caught.value, BudgetError)
+    assert not isinstance(caught.value, MemoryBudgetError)
 
 
 def test_each_rank_has_an_equal_part() -> None:
     allowance = CostBudget(8.0, 4)
     with pytest.warns(SpendingWarning, match=r"of \$2, this rank's share of a budget of \$8 for 4 ranks"):
         allowance.check(1.7)
-    with pytest.raises(BudgetExceededError):
+    with pytest.raises(CostBudgetError):
         allowance.check(2.0)

@@ -28,7 +28,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_LANES, MAX_SLICES, even_slice_count
 from stoker._order.sharding import RankSharding
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJECTS, TaskMemory, sample_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
@@ -155,7 +155,7 @@ def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
     """Return the plan of each way, with as many parts as memory and time require.
 
     Raises:
-        BudgetError: the memory is too small for any way.
+        MemoryBudgetError: the memory is too small for any way.
     """
     planner = _Planner(manifest, config)
     return tuple(planner.plan(way) for way in get_args(Way))
@@ -165,11 +165,11 @@ def choose_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
     """Return the cheapest plan that works; among equal prices, the fastest.
 
     Raises:
-        BudgetError: no plan works; the message has the reasons.
+        MemoryBudgetError: no plan works; the message has the reasons.
     """
     working = [plan for plan in plans if not plan.problem]
     if not working:
-        raise BudgetError(
+        raise MemoryBudgetError(
             "the epoch cannot be made with this memory and time: " + "; ".join(f"{p.way}: {p.problem}" for p in plans)
         )
     return min(working, key=lambda plan: plan.rank)
@@ -225,7 +225,7 @@ class _Planner:
         problem = ""
         try:
             kinds = [*self._task_kinds(way, slices, scatters), _TaskKind(1, slices + 4, 2, 0, 0)]
-        except BudgetError as error:
+        except MemoryBudgetError as error:
             problem, kinds = str(error), [_TaskKind(1, 0, 0, 0, 0)]
         slowest_seconds = max(kind.seconds for kind in kinds)
         if not problem and slowest_seconds > _TIME_SHARE * most_seconds:

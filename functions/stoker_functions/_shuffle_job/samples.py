@@ -35,7 +35,7 @@ from stoker._format.supersample import Head, PackOrigin, SuperSampleBuilder, Sup
 from stoker._memory.budget import max_sample_bytes
 from stoker._pack.run import put_super_sample
 from stoker.abc import Store
-from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
+from stoker.errors import ChecksumError, DeadlineError, MemoryBudgetError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
 
 _RESERVED_BYTES = 160 << 20
@@ -92,14 +92,14 @@ class TaskMemory:
             object_bytes: limit of a written object's data.
 
         Raises:
-            BudgetError: the budget is too small; the message has the figure that fits.
+            MemoryBudgetError: the budget is too small; the message has the figure that fits.
         """
         written_bytes = object_bytes + HEADER_BYTES
         reads = max(_MIN_CONCURRENCY, min(_MAX_READS, memory_bytes // _TRANSFER_FRACTION // largest_bytes))
         uploads = max(_MIN_CONCURRENCY, min(_MAX_UPLOADS, memory_bytes // _TRANSFER_FRACTION // written_bytes))
         passing_bytes = (reads + _HEDGES) * largest_bytes + (uploads + 2) * written_bytes
         if memory_bytes < 2 * passing_bytes:
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"{format_bytes(memory_bytes)} of memory beside the program are too small to shuffle super-samples of "
                 f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _RESERVED_BYTES)} in all "
                 "or more"
@@ -110,13 +110,13 @@ class TaskMemory:
         """Return the size limit of a group that is read by ranges; memory holds three groups and all heads.
 
         Raises:
-            BudgetError: the memory is too small; the message has the figures.
+            MemoryBudgetError: the memory is too small; the message has the figures.
         """
         heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
         group_bytes = min(_MAX_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
         least_bytes = max(2 * max_sample_bytes(manifest, manifest.schema), 1)
         if group_bytes < least_bytes:
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"to read by ranges takes the heads of all super-samples, {format_bytes(heads_bytes)}, and three "
                 f"groups of samples, {format_bytes(3 * least_bytes)}: more than the {format_bytes(self.values_bytes)} "
                 "there are; give more memory, or another way"
@@ -173,7 +173,7 @@ async def read_whole(source: SampleSource, wanted: SampleGroup) -> StoredSamples
         wanted: super-sample and row of each sample, in order.
 
     Raises:
-        BudgetError: the samples do not fit in memory together.
+        MemoryBudgetError: the samples do not fit in memory together.
         DeadlineError: there is no time to read all super-samples.
         StoreError: a super-sample could not be read.
         FormatError: a super-sample does not match the manifest.
@@ -198,7 +198,7 @@ async def read_whole(source: SampleSource, wanted: SampleGroup) -> StoredSamples
         held_bytes += _copy_rows(samples, open_head(manifest, row, data), data, wanted.rows[places], places)
         done += 1
         if held_bytes > room_bytes:
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"{len(wanted)} samples do not fit in {format_bytes(values_bytes)} of memory: cut the epoch into about "
                 f"{len(shares) / done * held_bytes / max(room_bytes, 1):.1f} times as many parts, or give more memory"
             )
@@ -229,7 +229,7 @@ async def read_groups(source: SampleSource, blocks: Iterable[SampleGroup]) -> As
         blocks: super-sample and row of each sample, in order, in blocks of any size.
 
     Raises:
-        BudgetError: the memory is too small for groups.
+        MemoryBudgetError: the memory is too small for groups.
         StoreError: a range could not be read.
         FormatError: a super-sample does not match the manifest.
     """

@@ -164,7 +164,7 @@ async def perform(
 
     Raises:
         NotFoundError: there is no such version of the data set.
-        BudgetError: the memory is too small.
+        MemoryBudgetError: the memory is too small.
         DeadlineError: the time is too short.
         PackError: an earlier task is not complete, or another object is where the epoch belongs.
         StoreError: the store failed.

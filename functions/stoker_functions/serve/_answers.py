@@ -311,7 +311,7 @@ class ServedDatasets:
         needs another one waits until the reader is free, and later requests wait behind it.
 
         Raises:
-            BudgetError: the memory is too small.
+            MemoryBudgetError: the memory is too small.
         """
         async with self._reader_lock:
             if self._reader is None or self._reader[:2] != (name, manifest.version):

@@ -20,7 +20,7 @@ from stoker._cache.index import AccessForecast, CacheIndex, CacheTierStatistics,
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
-from stoker.errors import BudgetError, ChecksumError, StoreError
+from stoker.errors import ChecksumError, MemoryBudgetError, StoreError
 
 _log = logging.getLogger("stoker")
 
@@ -70,7 +70,7 @@ class DiskTier:
             offered beyond it are not kept. Default: 32 MiB.
 
     Raises:
-        BudgetError: The limit is smaller than one super-sample.
+        MemoryBudgetError: The limit is smaller than one super-sample.
         ConfigError: There is no such policy.
     """
 
@@ -80,7 +80,7 @@ class DiskTier:
         self, config: FolderConfig, policy: str, *, largest_bytes: int, max_queued_bytes: int = 32 << 20
     ) -> None:
         if config.share_bytes < disk_space_bytes(largest_bytes):
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"a disk cache of {format_bytes(config.share_bytes)} per process ({config.owners} share it) is smaller "
                 f"than the largest super-sample ({format_bytes(largest_bytes)}); raise its limit, or leave it out"
             )

@@ -29,7 +29,7 @@ from stoker._memory.ring import ALIGNMENT_BYTES, Ring, prefault
 from stoker._order.sharding import Sharding
 from stoker._order.steps import PositionRange
 from stoker.abc import ObjectRef, Readable, Tier
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 
 _EXAMPLE = "write for example disk:/mnt/nvme/stoker?limit=20GB or memory:?limit=2GB"
 _NODE = "node:"
@@ -48,7 +48,7 @@ class MemoryTier:
         largest_bytes: Size of the largest super-sample, in bytes; larger objects are not kept.
 
     Raises:
-        BudgetError: The limit is smaller than one super-sample.
+        MemoryBudgetError: The limit is smaller than one super-sample.
         ConfigError: There is no such policy.
     """
 
@@ -58,7 +58,7 @@ class MemoryTier:
     def __init__(self, limit_bytes: int, policy: str, *, largest_bytes: int) -> None:
         slot_bytes = -(-largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if limit_bytes < slot_bytes:
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"a memory cache of {format_bytes(limit_bytes)} per process is smaller than the largest super-sample "
                 f"({format_bytes(slot_bytes)}); raise its limit, or leave it out"
             )
@@ -221,7 +221,7 @@ def create_tiers(specs: Sequence[CacheSpec], manifest: Manifest, sharing: CacheS
     """Create the caches for a data set's super-samples, the nearest first, without opening them.
 
     Raises:
-        BudgetError: This process's share of a limit is smaller than one super-sample.
+        MemoryBudgetError: This process's share of a limit is smaller than one super-sample.
     """
     return tuple(_create_tier(spec, manifest, sharing) for spec in specs)
 

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from stoker._base.arguments import NotNegative, NumberBound
 from stoker._base.fields import quote_value, read_record, read_toml
 from stoker._base.meter import Egress, MeterReading, Operation, PriceKey, check_store_name
-from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
+from stoker.errors import ConfigError, CostBudgetError, SpendingWarning
 
 GB_BYTES = 1 << 30
 _MAX_DOLLARS, _MAX_ACCELERATORS = 10**12, 1 << 16
@@ -451,10 +451,10 @@ class CostBudget:
         """Warn once when 80% of the limit are spent.
 
         Raises:
-            BudgetExceededError: the limit is spent.
+            CostBudgetError: the limit is spent.
         """
         if spent_dollars >= self._dollars:
-            raise BudgetExceededError(
+            raise CostBudgetError(
                 f"${spent_dollars:.6g} are spent of {self._description}. Nothing is lost: save state_dict(), "
                 f"and load it into a "
                 "loader with a budget of its own to go on",

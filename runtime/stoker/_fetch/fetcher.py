@@ -109,7 +109,7 @@ class Fetcher:
             ObjectChangedError: the object is not the pinned one, is shorter, or always has a wrong checksum.
             NotFoundError: the object does not exist.
             StoreError: the store raised an error that a retry cannot fix.
-            BudgetError: the object is larger than a slot.
+            MemoryBudgetError: the object is larger than a slot.
             RingStateError: no slot was free; admission is up to the caller.
         """
         with self._ring.fill_slot(ref.key, ref.size_bytes) as slot:

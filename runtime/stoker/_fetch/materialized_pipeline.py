@@ -21,9 +21,9 @@ from stoker._format.manifest import Manifest, version_key
 from stoker._order.order import MAX_EPOCH, EpochLayout
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
-    BudgetError,
     ChecksumError,
     FormatError,
+    MemoryBudgetError,
     NotFoundError,
     ObjectChangedError,
     PermissionDeniedError,
@@ -87,12 +87,13 @@ class MaterializedPipeline(BatchPipeline):
     An epoch's own objects are read only once, so tiers are used only for the super-samples of the data set.
 
     Raises:
-        BudgetError: the memory is too small for an epoch's own objects, assuming that they are as large as the data
-            set's.
+        MemoryBudgetError: the memory is too small for an epoch's own objects, assuming that they are as large as the
+            data set's.
         ConfigError: a column is not in the schema.
 
     Attributes:
-        check_fallback: called with the pipeline before an epoch is read as ``full``; raises BudgetError to refuse it.
+        check_fallback: called with the pipeline before an epoch is read as ``full``; raises MemoryBudgetError to
+            refuse it.
     """
 
     store: Store
@@ -114,17 +115,17 @@ class MaterializedPipeline(BatchPipeline):
         order = replace(self.config.order, shuffle="none")
         try:
             return self._open(origin, replace(self.config, order=order, held_bytes=self.manifest.file_bytes), TierSet())
-        except BudgetError as error:
-            raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
+        except MemoryBudgetError as error:
+            raise MemoryBudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
     def _open_full(self) -> OpenDataset:
         before = self.source
         try:
             self.source = super()._open_initial()
             self.check_fallback(self)
-        except BudgetError as error:
+        except MemoryBudgetError as error:
             self.source = before
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"epoch {self._position[0]} has no objects of its own, and cannot be read as 'full' instead: {error}"
             ) from None
         return self.source

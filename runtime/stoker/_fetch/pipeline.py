@@ -33,7 +33,7 @@ from stoker._memory.ring import PagePrefaulter, Ring, anonymous_memory
 from stoker._order.sharding import Sharding
 from stoker._order.steps import PositionRange
 from stoker.abc import Readable
-from stoker.errors import BudgetError, StokerError
+from stoker.errors import MemoryBudgetError, StokerError
 
 _FIRST_TOUCH_BYTES = 128 << 20
 """Part of the ring whose pages are touched at the start, since the first batches wait for it. Touching more would slow
@@ -66,7 +66,7 @@ class OpenDataset:
         process: memory and counters, which data sets use in turn.
 
     Raises:
-        BudgetError: the memory is too small; names the figure that fits.
+        MemoryBudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
 
     Attributes:
@@ -117,7 +117,7 @@ class OpenDataset:
         manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
-        except BudgetError:
+        except MemoryBudgetError:
             if config.order.shuffle != "full":
                 raise
         return plan_group_slots(
@@ -160,7 +160,7 @@ class BatchPipeline:
         tier_set: tiers to read super-samples from first; not used if samples are read in groups.
 
     Raises:
-        BudgetError: the memory is too small; names the figure that fits.
+        MemoryBudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
 
     Attributes:
@@ -236,7 +236,7 @@ class BatchPipeline:
             end_epoch: epoch before which to stop reading ahead; None for the config's.
 
         Raises:
-            BudgetError: the epoch cannot be read within the budget, of memory or of dollars.
+            MemoryBudgetError: the epoch cannot be read within the budget, of memory or of dollars.
             StokerError: a preparatory read failed.
         """
         self._end_stream()

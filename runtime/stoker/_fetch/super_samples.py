@@ -139,7 +139,7 @@ class SuperSampleReader:
         Raises:
             StoreError: the object could not be read.
             FormatError: the object is not a super-sample, or does not match the manifest.
-            BudgetError: the object is larger than a slot.
+            MemoryBudgetError: the object is larger than a slot.
             RingStateError: no slot was free.
         """
         manifest, ring, fetcher = self._manifest, self._ring, self._fetcher

@@ -28,7 +28,7 @@ from stoker._format.supersample import is_small
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Sharding
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 
 _SLOTS_PER_HEDGE_SLOT = 16
 """Slots per slot that is reserved for hedges; at least one is."""
@@ -101,7 +101,7 @@ def plan_slots(
     epochs that may never be needed.
 
     Raises:
-        BudgetError: the budget is too small; the message names the smallest that works.
+        MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
     slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     needed = window_slots(len(manifest), order, sharding)
@@ -109,7 +109,7 @@ def plan_slots(
     slots = (memory_bytes // workers - manifest_bytes) // slot_bytes
     if slots < minimum:
         figure = (minimum * slot_bytes + manifest_bytes) * workers
-        raise BudgetError(
+        raise MemoryBudgetError(
             f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} holds {needed} super-samples "
             f"at a time, and 2 more are in flight, of up to {format_bytes(slot_bytes)} each, beside a manifest of "
             f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
@@ -139,7 +139,7 @@ def plan_group_slots(
         workers: number of processes that divide the budget; default 1.
 
     Raises:
-        BudgetError: the budget is too small; the message names the smallest that works.
+        MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
     shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
     least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
@@ -147,7 +147,7 @@ def plan_group_slots(
     buffer_bytes = left_bytes // shares // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     if buffer_bytes < least_buffer_bytes:
         figure = (shares * least_buffer_bytes + manifest_bytes + head_bytes) * workers
-        raise BudgetError(
+        raise MemoryBudgetError(
             f"{_describe_shortage(memory_bytes, workers)}: shuffle 'full' keeps the heads of all super-samples, "
             f"{format_bytes(head_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough for a sample of "
             f"{format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
@@ -218,8 +218,8 @@ class SampleMemory:
         """Divide ``memory_bytes``: up to half of the free memory for heads, the rest for values.
 
         Raises:
-            BudgetError: one head, one super-sample and the hedges do not fit; the message names the smallest size that
-                works.
+            MemoryBudgetError: one head, one super-sample and the hedges do not fit; the message names the smallest size
+                that works.
         """
         manifest_bytes = manifest.file_bytes + 8 * (len(manifest) + 1)
         slot_bytes = manifest.largest_bytes
@@ -227,7 +227,7 @@ class SampleMemory:
         free_bytes = memory_bytes - manifest_bytes - hedge_slots * slot_bytes
         if free_bytes < largest_head_bytes + slot_bytes:
             figure = memory_bytes - free_bytes + largest_head_bytes + slot_bytes
-            raise BudgetError(
+            raise MemoryBudgetError(
                 f"memory {format_bytes(memory_bytes)} is too small for random access: a manifest of "
                 f"{format_bytes(manifest_bytes)}, a super-sample of up to {format_bytes(slot_bytes)}, its head and "
                 f"{hedge_slots} hedges must fit; give memory={figure} ({format_bytes(figure)})"
@@ -253,7 +253,7 @@ class ByteBudget(Limiter):
         """Wait for bytes, and hold them during the block.
 
         Raises:
-            BudgetError: ``size_bytes`` exceeds the limit.
+            MemoryBudgetError: ``size_bytes`` exceeds the limit.
         """
         await self.acquire(size_bytes)
         try:
@@ -265,8 +265,8 @@ class ByteBudget(Limiter):
         """Wait for bytes, and hold them until :meth:`release`. A cancelled call holds none.
 
         Raises:
-            BudgetError: ``units`` exceeds the limit.
+            MemoryBudgetError: ``units`` exceeds the limit.
         """
         if units > self.limit:
-            raise BudgetError(f"{units} bytes exceed the limit of {self.limit}; give more memory")
+            raise MemoryBudgetError(f"{units} bytes exceed the limit of {self.limit}; give more memory")
         await super().acquire(units, urgent=urgent)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stoker.errors import BudgetError, ConfigError, StokerError
+from stoker.errors import ConfigError, MemoryBudgetError, StokerError
 
 ALIGNMENT_BYTES = 64
 """Slots start at cache lines, so that columns of every dtype are aligned views."""
@@ -144,11 +144,11 @@ class Ring:
             size_bytes: size of the object.
 
         Raises:
-            BudgetError: the object is larger than a slot.
+            MemoryBudgetError: the object is larger than a slot.
             RingStateError: no slot is free.
         """
         if size_bytes > self.slot_bytes:
-            raise BudgetError(f"{what} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
+            raise MemoryBudgetError(f"{what} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
         slot = self.acquire()
         if slot is None:
             raise RingStateError(f"no free slot for {what}: {self!r}")

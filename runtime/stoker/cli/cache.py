@@ -65,7 +65,7 @@ async def run(args: Namespace) -> int:
 
     Raises:
         ConfigError: the cache is in memory.
-        BudgetError: the cache has no room for a super-sample.
+        MemoryBudgetError: the cache has no room for a super-sample.
         StokerError: another process writes to the cache, or a super-sample could not be read; earlier ones are kept.
     """
     spec = CacheSpec.parse(args.cache)

@@ -79,7 +79,8 @@ def test_a_functions_transient_error_keeps_its_class(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SchemaError", "StokerError", "ZeroDivisionError", "annotations", "Mapping", "__name__", "", "a.b"]
+    "name",
+    ["SchemaError", "BudgetError", "StokerError", "ZeroDivisionError", "annotations", "Mapping", "__name__", "", "a.b"],
 )
 def test_any_other_error_of_a_function_is_final(name: str) -> None:
     error = error_of_function("pack", name, "it is broken")

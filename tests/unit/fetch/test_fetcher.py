@@ -17,12 +17,12 @@ from stoker._fetch.fetcher import RangePart
 from stoker._memory.ring import RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import (
-    BudgetError,
     ChecksumError,
     ConfigError,
     ConnectionLostError,
     CopiedBucketWarning,
     FetchError,
+    MemoryBudgetError,
     NotFoundError,
     ObjectChangedError,
     ObjectTruncatedError,
@@ -253,7 +253,7 @@ def test_a_full_ring_or_an_object_larger_than_a_slot_is_refused() -> None:
         await bench.fails(RingStateError, "no free slot for x")
         bench.ring.abort(slot)
         bench.ref = ObjectRef(key="x", size_bytes=SLOT_BYTES + 1, crc32c=0)
-        await bench.fails(BudgetError, f"{SLOT_BYTES + 1} bytes")
+        await bench.fails(MemoryBudgetError, f"{SLOT_BYTES + 1} bytes")
         assert bench.requests == 0
 
     run_virtual(main())

@@ -10,7 +10,7 @@ import pytest
 
 from stoker import open_store
 from stoker.abc import Store
-from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
+from stoker.errors import ConfigError, DeadlineError, EventError, MemoryBudgetError, NotFoundError
 from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
 from stoker_functions._shuffle_job.work import ShuffleTask, shuffle
 from stoker_torch import Loader
@@ -107,7 +107,7 @@ def test_an_event_that_can_never_succeed_is_an_error_that_will_not_be_tried_agai
 
 def test_an_instance_with_too_little_memory_says_how_much_it_takes() -> None:
     url = pack_numbers(SAMPLES)
-    with pytest.raises(BudgetError, match=r"16[0-9] MiB in all"):
+    with pytest.raises(MemoryBudgetError, match=r"16[0-9] MiB in all"):
         invoked(url, events(url)[0], memory_bytes=128 << 20)
 
 

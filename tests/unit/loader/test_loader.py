@@ -14,7 +14,7 @@ import torch
 import stoker
 from stoker import Order, OrderConfig
 from stoker._fetch.pipeline import BatchPipeline
-from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
+from stoker.errors import ConfigError, FormatError, MemoryBudgetError, SampleError, StateError, StokerError
 from stoker_torch import Loader, LoaderConfig, RaggedColumn, WorkerOptions
 from support.datasets import numbers, pack_numbers, sample_of
 
@@ -231,12 +231,12 @@ def test_bad_samples_within_the_budget_are_replaced_in_their_batch_and_counted(u
 
 
 def test_too_little_memory_is_refused_with_the_figure_that_fits(url: str) -> None:
-    with pytest.raises(BudgetError, match=r"memory=(\d+)") as caught:
+    with pytest.raises(MemoryBudgetError, match=r"memory=(\d+)") as caught:
         Loader(url, batch_size=32, memory=4000)
     figure = int(str(caught.value).split("memory=")[1].split()[0])
     with Loader(url, batch_size=32, memory=figure) as loader:
         assert sorted(numbers(loader)) == list(range(500))
-    with pytest.raises(BudgetError):
+    with pytest.raises(MemoryBudgetError):
         Loader(url, batch_size=32, memory=figure - 1)
 
 
@@ -248,7 +248,7 @@ def test_the_least_memory_delivers_the_same_sequence(url: str, shuffle: Any, wor
         for rank in range(world_size):
             settings = {"batch_size": 90, "shuffle": shuffle, "rank": rank, "world_size": world_size, "lanes": 4}
             if memory is None:
-                with pytest.raises(BudgetError) as caught:
+                with pytest.raises(MemoryBudgetError) as caught:
                     Loader(url, memory=1, **settings)
                 least = int(str(caught.value).split("memory=")[1].split()[0])
                 with Loader(url, memory=least, **settings) as loader:

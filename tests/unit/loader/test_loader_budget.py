@@ -13,7 +13,7 @@ import pytest
 
 import stoker
 from stoker import Continuous, FetchConfig, NextBatch, S3Options
-from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
+from stoker.errors import ConfigError, CostBudgetError, MemoryBudgetError, SpendingWarning
 from stoker_local import running_bucket
 from stoker_torch import Budget, Loader, LoaderConfig, StreamDataset
 from support.datasets import numbers
@@ -108,7 +108,7 @@ def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> Non
     seen: list[int] = []
     with loader(budget="100 USD") as bounded, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(BudgetExceededError, match=r"spent of \$100\. Nothing is lost") as raised:
+        with pytest.raises(CostBudgetError, match=r"spent of \$100\. Nothing is lost") as raised:
             delivered(bounded, seen)
     assert [each.category for each in caught] == [SpendingWarning]
     assert str(caught[0].message).endswith("are spent of $100")
@@ -122,12 +122,12 @@ def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> Non
 def test_once_it_is_spent_nothing_more_is_fetched() -> None:
     one_at_a_time = FetchConfig(hedge=False, start_concurrency=1, min_concurrency=1, max_concurrency=1)
     with loader(budget=60, schedule=Continuous(), fetch=one_at_a_time) as bounded:
-        with pytest.raises(BudgetExceededError):
+        with pytest.raises(CostBudgetError):
             delivered(bounded, [])
         spent, state = bounded.stats().get_requests, bounded.state_dict()
         time.sleep(0.2)  # which is enough for many more
         assert bounded.stats().get_requests == spent < SAMPLES
-        with pytest.raises(BudgetExceededError):
+        with pytest.raises(CostBudgetError):
             delivered(bounded, [])
         assert bounded.stats().get_requests == spent
         assert bounded.state_dict() == state
@@ -143,7 +143,7 @@ def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once
         with loader(budget="80 USD", **pool) as bounded:
             if states:
                 bounded.load_state_dict(states[-1])
-            with suppress(BudgetExceededError):
+            with suppress(CostBudgetError):
                 delivered(bounded, seen)
             states.append(bounded.state_dict())
     assert len(states) >= 3
@@ -155,7 +155,7 @@ def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once
 def test_each_rank_may_spend_its_part_of_the_jobs_budget() -> None:
     with (
         loader(budget="120 USD", rank=1, world_size=2) as half,
-        pytest.raises(BudgetExceededError, match=r"of \$60, this rank's share of a budget of \$120 for 2") as raised,
+        pytest.raises(CostBudgetError, match=r"of \$60, this rank's share of a budget of \$120 for 2") as raised,
     ):
         delivered(half, [])
     assert raised.value.budget_dollars == 60.0
@@ -189,10 +189,10 @@ def test_a_reader_in_another_region_pays_for_bytes_in_plan_and_budget() -> None:
         assert stats.dollars == stats.get_requests + stats.read_bytes
     with (
         loader(egress="other_region", max_dollars_per_epoch=1e9, budget=10) as far,
-        pytest.raises(BudgetExceededError),  # the manifest alone has more bytes
+        pytest.raises(CostBudgetError),  # the manifest alone has more bytes
     ):
         numbers(far)
-    with pytest.raises(BudgetError, match="max_dollars_per_epoch"):
+    with pytest.raises(MemoryBudgetError, match="max_dollars_per_epoch"):
         loader(egress="other_region", max_dollars_per_epoch=1000)
 
 

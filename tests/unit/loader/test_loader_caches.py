@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker import Array, Bytes, Continuous, FetchConfig, FetchSize, Packer
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from stoker_torch import Loader, StreamDataset
 from support.datasets import numbers, pack_numbers
 from support.materialized import materialize
@@ -184,8 +184,8 @@ def test_full_beyond_memory_goes_past_the_caches() -> None:
     [
         ("20GB", ConfigError, "not a cache"),
         (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "in the same place"),
-        ("memory:?limit=1KB", BudgetError, "is smaller than the largest super-sample"),
-        ("disk:/nowhere?limit=1KB", BudgetError, "is smaller than the largest super-sample"),
+        ("memory:?limit=1KB", MemoryBudgetError, "is smaller than the largest super-sample"),
+        ("disk:/nowhere?limit=1KB", MemoryBudgetError, "is smaller than the largest super-sample"),
     ],
 )
 def test_a_cache_that_cannot_be_is_refused_when_the_loader_is_made(

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker import Order, OrderConfig, Prices, open_store
 from stoker.abc import Store
-from stoker.errors import BudgetError, ConfigError, FetchError, SampleError, StateError
+from stoker.errors import ConfigError, FetchError, MemoryBudgetError, SampleError, StateError
 from stoker_torch import Budget, Loader, RaggedColumn, StreamDataset
 from support.datasets import SCHEMA, numbers, pack_numbers
 from support.materialized import layout_of, materialize, phases
@@ -239,7 +239,7 @@ def test_an_epoch_that_would_cost_too_much_as_full_is_refused_only_when_it_is_ne
     assert dollars[0] < 0.5 * dollars[1]
     with loader(url, memory=TIGHT, max_dollars_per_epoch=sum(dollars) / 2) as mine:
         assert numbers(mine) == full(samples=MANY)
-        with pytest.raises(BudgetError, match=r"epoch 1 has no objects of its own.*max_dollars_per_epoch"):
+        with pytest.raises(MemoryBudgetError, match=r"epoch 1 has no objects of its own.*max_dollars_per_epoch"):
             next(iter(mine))
 
 
@@ -254,7 +254,7 @@ def test_one_epoch_after_the_other_uses_the_same_memory(url: str) -> None:
 
 
 def test_memory_that_is_too_small_for_a_lane_each_names_the_figure_that_fits(url: str) -> None:
-    with pytest.raises(BudgetError, match=r"an epoch's own objects .* give memory=[0-9]+"):
+    with pytest.raises(MemoryBudgetError, match=r"an epoch's own objects .* give memory=[0-9]+"):
         loader(url, lanes=4, memory="5KB")
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker import Order, OrderConfig
-from stoker.errors import BudgetError, ConfigError, NotFoundError, SampleError, StateError
+from stoker.errors import ConfigError, MemoryBudgetError, NotFoundError, SampleError, StateError
 from stoker_torch import Budget, Loader, StreamDataset, WorkerOptions, merge_states
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
 
@@ -380,9 +380,9 @@ def test_settings_that_cannot_be_are_refused_at_once(url: str, settings: Any, ma
 def test_what_is_missing_too_small_or_too_dear_is_refused_at_once(url: str) -> None:
     with pytest.raises(NotFoundError):
         StreamDataset("memory://nowhere/at-all")
-    with pytest.raises(BudgetError, match="memory="):
+    with pytest.raises(MemoryBudgetError, match="memory="):
         StreamDataset(url, memory="8KB")
-    with pytest.raises(BudgetError, match="max_dollars_per_epoch"):
+    with pytest.raises(MemoryBudgetError, match="max_dollars_per_epoch"):
         StreamDataset(url, budget=Budget(max_dollars_per_epoch=-1.0))
 
 

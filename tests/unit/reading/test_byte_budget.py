@@ -6,7 +6,7 @@ import random
 import pytest
 
 from stoker._memory.budget import ByteBudget
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 from stoker.testing import run_virtual
 
 
@@ -67,7 +67,7 @@ def test_who_is_cancelled_just_when_it_is_given_bytes_gives_them_back() -> None:
 def test_more_than_there_are_is_refused_at_once() -> None:
     async def main() -> None:
         budget = ByteBudget(10)
-        with pytest.raises(BudgetError, match="11 bytes"):
+        with pytest.raises(MemoryBudgetError, match="11 bytes"):
             await budget.acquire(11)
         await budget.acquire(10)
 

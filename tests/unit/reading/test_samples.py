@@ -13,7 +13,7 @@ from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._fetch.config import GAP_BYTES
 from stoker._format.supersample import Head
 from stoker._memory.budget import SampleMemory, open_head_bytes
-from stoker.errors import BudgetError
+from stoker.errors import MemoryBudgetError
 from stoker.testing import run_virtual
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
@@ -156,7 +156,7 @@ def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) ->
 
 
 def least_bytes(**settings: Any) -> int:
-    with pytest.raises(BudgetError, match="random access") as refused:
+    with pytest.raises(MemoryBudgetError, match="random access") as refused:
         bench(memory_bytes=0, **settings)
     return int(str(refused.value).partition("memory=")[2].split()[0])
 
@@ -164,7 +164,7 @@ def least_bytes(**settings: Any) -> int:
 @pytest.mark.parametrize("is_hedged", [True, False])
 def test_the_least_memory_is_named_and_works(is_hedged: bool) -> None:
     figure = least_bytes(hedge=is_hedged)
-    with pytest.raises(BudgetError):
+    with pytest.raises(MemoryBudgetError):
         bench(memory_bytes=figure - 1, hedge=is_hedged)
     reading = bench(memory_bytes=figure, hedge=is_hedged)
     memory = reading.memory

@@ -15,7 +15,7 @@ from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._format.supersample import SuperSampleRecord
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import MeteredStore
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import ConfigError, MemoryBudgetError
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 from support.materialized import WAYS, carry_out, layout_of
@@ -163,9 +163,9 @@ def test_objects_of_an_epoch_are_no_larger_than_those_of_the_data_set() -> None:
 def test_where_no_way_works_every_reason_is_given() -> None:
     manifest = data_set(1000 * GIB, 3000)
     found = plans(manifest, task_seconds=5.0)
-    with pytest.raises(BudgetError, match=r"ranged: .*streamed: .*scattered: "):
+    with pytest.raises(MemoryBudgetError, match=r"ranged: .*streamed: .*scattered: "):
         choose_plan(list(found.values()))
-    with pytest.raises(BudgetError, match="MiB in all"):
+    with pytest.raises(MemoryBudgetError, match="MiB in all"):
         plans(manifest, memory_bytes=64 << 20)
 
 

@@ -20,7 +20,7 @@ from stoker._format.manifest import POINTER_KEY, Manifest, ManifestRows, PackRun
 from stoker._format.supersample import SuperSample, SuperSampleRecord
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
-from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
+from stoker.errors import DeadlineError, MemoryBudgetError, NotFoundError, PackError, StoreError
 from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from stoker_functions._shuffle_job.epochs import delete_epochs
 from stoker_functions._shuffle_job.plan import PlanConfig, plan_ways
@@ -484,7 +484,7 @@ def test_a_version_that_does_not_exist_is_named() -> None:
 def test_memory_that_is_too_small_is_an_error_that_names_a_figure(way: Way) -> None:
     async def main() -> None:
         store = await packed()
-        with pytest.raises(BudgetError, match=r"MiB|KiB"):
+        with pytest.raises(MemoryBudgetError, match=r"MiB|KiB"):
             await carry_out(store, phases(way), memory_bytes=100_000)
 
     asyncio.run(main())
@@ -528,7 +528,7 @@ def test_no_task_takes_more_than_its_memory(way: Way, tmp_path: Path) -> None:
 def test_what_does_not_fit_in_memory_says_how_many_more_parts_there_have_to_be(way: Way) -> None:
     async def main() -> None:
         store = await large(fresh_store())
-        with pytest.raises(BudgetError, match=r"[2-9]\.[0-9] times as many parts"):
+        with pytest.raises(MemoryBudgetError, match=r"[2-9]\.[0-9] times as many parts"):
             await carry_out(store, phases(way, scatters=1, object_bytes=22_000), BUDGET_BYTES)
 
     asyncio.run(main())
