@@ -5,6 +5,7 @@ Both are limited by the time of the invocation; their results become visible at 
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -76,7 +77,7 @@ async def compact(event: object, deployment: Deployment, deadline: InvocationDea
                 deployment.catalog(dataset),
                 now_seconds=time.time(),
                 super_sample_bytes=super_sample_bytes,
-                limit_bytes=max(2 * super_sample_bytes, int(deadline.remaining_seconds() * _COMPACT_BYTES_PER_SECOND)),
+                limit_bytes=_limit_bytes(deadline.remaining_seconds(), super_sample_bytes),
             )
         except NotFoundError:
             if await find_newest_manifest(store) is not None:  # another object is missing
@@ -88,6 +89,11 @@ async def compact(event: object, deployment: Deployment, deadline: InvocationDea
         "objects_after": done.objects_after,
         "state": "packing" if done.left_objects and done.objects_before else "complete",
     }
+
+
+def _limit_bytes(seconds: float, super_sample_bytes: int) -> int | None:
+    """Return how many bytes to pack again in ``seconds``, at least those of two super-samples; None for no limit."""
+    return max(2 * super_sample_bytes, int(seconds * _COMPACT_BYTES_PER_SECOND)) if math.isfinite(seconds) else None
 
 
 def read_commit_event(event: object) -> tuple[str, FanoutJob | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -70,6 +71,16 @@ def test_small_super_samples_become_large_ones_with_the_same_samples_in_their_or
         assert result["objects_after"] == len(await sizes(place)) < 5
         assert await contents(open_store(place.dataset)) == before
         assert await verify(open_store(place.dataset), await versions.read_manifest(open_store(place.dataset))) == []
+
+    asyncio.run(main())
+
+
+def test_a_compaction_without_a_deadline_merges_all_small_super_samples() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 10)
+        result = await compact(event(place), place.deployment(), InvocationDeadline(math.inf, math.inf))
+        assert (result["objects_before"], result["state"]) == (10, "complete")
 
     asyncio.run(main())
 
