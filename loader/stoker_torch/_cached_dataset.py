@@ -213,11 +213,14 @@ class CachedDataset(Dataset[Any], Closeable):
         ConfigError: the data set is not map-style, or a setting is not valid.
 
     Example:
-        >>> dataset = CachedDataset(images, DiskCache("/mnt/nvme/samples", 20_000))
+        >>> from torch.utils.data import DataLoader, RandomSampler
+        >>> dataset = CachedDataset(images, DiskCache("samples", 20_000))
         >>> sampler = PrefetchSampler(RandomSampler(images), dataset, fetch_size=1024, threshold=1024)
-        >>> for batch in DataLoader(dataset, sampler=sampler, batch_size=64, num_workers=4):
-        ...     train_step(batch)
-        >>> dataset.stats().miss_rate
+        >>> for image, label in DataLoader(dataset, sampler=sampler, batch_size=64):
+        ...     train_step(image, label)
+        >>> dataset.stats().look_ups
+        128
+        >>> dataset.close()
     """
 
     def __init__(
@@ -328,6 +331,8 @@ class PrefetchSampler(Sampler[int]):
         ConfigError: the cache has no room for these samples, or a setting is not valid.
 
     Example:
+        >>> from torch.utils.data import DataLoader, RandomSampler
+        >>> dataset = CachedDataset(images, MemoryCache(20_000))
         >>> sampler = PrefetchSampler(RandomSampler(images), dataset, fetch_size=1024, threshold=1024)
         >>> loader = DataLoader(dataset, sampler=sampler, batch_size=64)
     """

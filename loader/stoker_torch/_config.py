@@ -53,7 +53,7 @@ class Budget:
         ConfigError: a value is out of range.
 
     Example:
-        >>> loader = Loader(url, batch_size=64, budget=Budget(dollars=5, egress="internet"))
+        >>> budget = Budget(dollars=5, egress="internet")  # Loader(url, batch_size=64, budget=budget)
     """
 
     dollars: float | str | None = None
@@ -101,7 +101,7 @@ class WorkerOptions:
         ConfigError: a value is out of range.
 
     Example:
-        >>> loader = Loader(url, batch_size=64, workers=WorkerOptions(threads=8, timeout_seconds=300))
+        >>> workers = WorkerOptions(threads=8, timeout_seconds=300)  # Loader(url, batch_size=64, workers=workers)
     """
 
     threads: int | None = None
@@ -239,7 +239,7 @@ class StreamConfig:
         ConfigError: a value is out of range, or two settings contradict each other.
 
     Example:
-        >>> config = StreamConfig(shuffle="block", memory="1GB", columns=["image", "label"])
+        >>> config = StreamDataset("data", shuffle="block", memory="1GB", columns=["image", "label"]).config
     """
 
     batch_size: int | None = None

@@ -316,8 +316,8 @@ class DiskCache(SampleCache):
         ConfigError: a limit is not positive, or ``path`` is not a folder that can be written to and locked.
 
     Example:
-        >>> with DiskCache("/mnt/nvme/samples", 100_000, max_bytes="20GB") as cache:
-        ...     dataset = CachedDataset(images, cache)
+        >>> with DiskCache("samples", 100_000, max_bytes="20GB") as cache:
+        ...     image, label = CachedDataset(images, cache)[0]
     """
 
     def __init__(

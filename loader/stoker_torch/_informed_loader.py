@@ -47,10 +47,11 @@ class InformedDataLoader(DataLoader[Any]):
         ConfigError: there are worker processes, which load ahead themselves; or ``depth`` is not positive.
 
     Example:
-        >>> loader = InformedDataLoader(dataset, batch_size=64, shuffle=True, depth=2)
-        >>> for batch in loader:
-        ...     train_step(batch)
-        >>> loader.stats().wait_seconds
+        >>> loader = InformedDataLoader(images, batch_size=64, shuffle=True, depth=2)
+        >>> for image, label in loader:
+        ...     train_step(image, label)
+        >>> loader.stats().look_ups
+        2
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class Loader(Closeable):
             figure that fits.
 
     Example:
-        >>> loader = Loader("s3://bucket/dataset", batch_size=64, epochs=2)
+        >>> loader = Loader("s3://bucket/train", batch_size=64, epochs=2)
         >>> for epoch in range(2):
         ...     for batch in loader:
         ...         train_step(batch["image"], batch["label"])

@@ -68,9 +68,11 @@ class CacheStatistics(LookupStatistics):
         failures: number of samples that the service could not read or cache; training reads them itself.
 
     Example:
+        >>> dataset = CachedDataset(images, MemoryCache(10_000))
         >>> before = dataset.stats()
-        >>> train_one_epoch()
-        >>> print(f"{(dataset.stats() - before).miss_rate:.1%} of the samples were not cached")
+        >>> image, label = dataset[0]
+        >>> f"{(dataset.stats() - before).miss_rate:.1%} of the samples were not cached"
+        '100.0% of the samples were not cached'
     """
 
     damaged: int
@@ -326,8 +328,8 @@ class MemoryCache(SampleCache):
         ConfigError: a limit is not positive.
 
     Example:
-        >>> cache = MemoryCache(10_000, max_bytes="2GB")
-        >>> dataset = CachedDataset(images, cache)
+        >>> dataset = CachedDataset(images, MemoryCache(10_000, max_bytes="2GB"))
+        >>> image, label = dataset[0]
     """
 
     def __init__(

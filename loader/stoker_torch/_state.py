@@ -250,8 +250,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateError: there is no state, or the states are not of one run and time.
 
     Example:
-        >>> merged = merge_states(torch.load(f"state-{rank}.pt") for rank in range(8))
-        >>> dataset.load_state_dict(merged)
+        >>> ranks = [StreamDataset("data", lanes=4, rank=rank, world_size=2) for rank in range(2)]
+        >>> merged = merge_states(dataset.state_dict() for dataset in ranks)
+        >>> dataset = StreamDataset("data", lanes=4)
+        >>> dataset.load_state_dict(merged)  # one rank continues
     """
     parsed = [StreamState.from_dict(each) for state in states for each in _find_states(state)]
     if not parsed:
@@ -331,10 +333,13 @@ def save_on_sigterm(
         ConfigError: this is not the main thread, the only one where Python handles signals; or a value is out of range.
 
     Example:
+        >>> import torch
+        >>> loader = Loader("data", batch_size=64)
         >>> with save_on_sigterm(loader, lambda state: torch.save(state, "state.pt"), wait_seconds=5) as preemption:
         ...     for batch in loader:
-        ...         train_step(batch)
+        ...         train_step(batch["image"], batch["label"])
         ...         preemption.checkpoint()
+        >>> loader.close()
     """
     if not 0 <= wait_seconds < grace_seconds:
         raise ConfigError(
@@ -349,10 +354,13 @@ class Preemption(Closeable):
     """The active hook of :func:`save_on_sigterm`, which constructs it.
 
     Example:
-        >>> preemption = save_on_sigterm(loader, save, wait_seconds=5)
-        >>> if preemption.is_requested:
-        ...     print(f"{preemption.remaining_seconds:.1f} s left")
+        >>> import torch
+        >>> loader = Loader("data", batch_size=64)
+        >>> preemption = save_on_sigterm(loader, lambda state: torch.save(state, "state.pt"), wait_seconds=5)
+        >>> preemption.is_requested
+        False
         >>> preemption.close()
+        >>> loader.close()
     """
 
     def __init__(self, save: Callable[[], object], signals: tuple[int, ...], grace: float, wait: float) -> None:

@@ -42,9 +42,11 @@ class LoaderPlan:
         takers: number of readers that share the epoch: ranks, or the workers of all ranks.
 
     Example:
-        >>> loader = Loader("s3://bucket/dataset", batch_size=64)
-        >>> print(loader.plan)
-        >>> loader.plan.dollars * 90  # the price of 90 epochs on this rank
+        >>> with Loader("s3://bucket/train", batch_size=64) as loader:
+        ...     plan = loader.plan
+        >>> plan.samples, plan.steps
+        (128, 2)
+        >>> dollars = plan.dollars * 90  # the price of 90 epochs on this rank
     """
 
     samples: int
@@ -160,9 +162,14 @@ class LoaderStatistics:
         dollars: price of the requests and bytes, from the price file.
 
     Example:
-        >>> statistics = loader.stats()
-        >>> print(f"{statistics.stall:.1%} of the loop's time was spent waiting")
-        >>> json.dumps(statistics.to_dict())
+        >>> import json
+        >>> with Loader("data", batch_size=64) as loader:
+        ...     for batch in loader:
+        ...         train_step(batch["image"], batch["label"])
+        ...     statistics = loader.stats()
+        >>> statistics.batches, statistics.samples
+        (2, 128)
+        >>> report = json.dumps(statistics.to_dict())
     """
 
     batches: int

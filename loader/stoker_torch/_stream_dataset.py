@@ -89,9 +89,10 @@ class StreamDataset(IterableDataset[Any]):
         RankMismatchError: the ranks disagree on the data set or the settings.
 
     Example:
-        >>> dataset = StreamDataset("s3://bucket/dataset")
-        >>> for sample in DataLoader(dataset, batch_size=64, num_workers=4):
-        ...     train_step(sample["image"], sample["label"])
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = StreamDataset("s3://bucket/train", columns=["image", "label"])
+        >>> for batch in DataLoader(dataset, batch_size=64):
+        ...     train_step(batch["image"], batch["label"])
     """
 
     _manifest: Manifest | None = None

@@ -60,9 +60,17 @@ class RaggedColumn:
         offsets: start of each sample in ``values``, and the end of the last, in elements: ``int64 [samples + 1]``.
 
     Example:
-        >>> tokens = batch["tokens"]  # a RaggedColumn
-        >>> tokens[0]  # the first sample's tensor
-        >>> padded, lengths = tokens.to_padded(0), tokens.lengths()
+        >>> with stoker.Packer("text", schema={"tokens": stoker.Ragged("int64")}) as packer:
+        ...     packer.extend({"tokens": tokens} for tokens in ([5, 6, 7], [8]))
+        >>> with Loader("text", batch_size=2, shuffle="none") as loader:
+        ...     tokens = next(iter(loader))["tokens"]
+        >>> tokens[1]  # the tokens of the second sample
+        tensor([8])
+        >>> tokens.to_padded(0)
+        tensor([[5, 6, 7],
+                [8, 0, 0]])
+        >>> tokens.lengths()
+        tensor([3, 1])
     """
 
     column: Column

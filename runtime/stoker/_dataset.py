@@ -97,10 +97,11 @@ class Dataset(Closeable):
         MemoryBudgetError: the memory is too small; the message names the smallest size that works.
 
     Example:
-        >>> with stoker.open("s3://bucket/photos", columns=["image", "label"]) as photos:  # doctest: +SKIP
+        >>> with stoker.open("s3://bucket/train", columns=["image", "label"]) as photos:
         ...     first = photos[0]
         ...     batch = photos.samples([5, 3, -1])
-        ...     print(len(photos), photos.stats().dollars)
+        ...     len(photos), [sample["label"].item() for sample in batch]
+        (128, [5, 3, 7])
     """
 
     def __init__(

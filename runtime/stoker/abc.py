@@ -60,6 +60,10 @@ Buffer = bytes | bytearray | memoryview
 class ObjectInfo:
     """Key, size and version tag of one object, as its store reports them.
 
+    Example:
+        >>> ObjectInfo(key="train/labels.csv", size_bytes=7, tag="9a0364b9e99bb480dd25e1f0284c8555").size_bytes
+        7
+
     Attributes:
         key: key of the object, relative to the store's root.
         size_bytes: size of the whole object, also when only a range was read.
@@ -210,6 +214,9 @@ class ObjectRef:
 
     Two references are equal if key, size, CRC-32C and tag are; the other attributes are not compared.
 
+    Example:
+        >>> objects = {ObjectRef(key="data/0", size_bytes=4, crc32c=0x1A2B3C4D): b"data"}  # references are hashable
+
     Attributes:
         key: key of the object, relative to the store's root.
         size_bytes: size of the whole object.
@@ -340,6 +347,9 @@ class Source(Protocol):
 class Answer:
     """Result and resource usage of one successful function call.
 
+    Example:
+        >>> answer = Answer(result={"samples": 100}, billed_seconds=2.5, memory_bytes=1 << 30, is_cold=False)
+
     Attributes:
         result: return value of the function, a JSON object.
         billed_seconds: duration that the platform charges for, including initialisation.
@@ -452,13 +462,7 @@ class NextUseOracle(Protocol[Asked]):
 
 
 class TraceSink(Protocol):
-    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events.
-
-    Example:
-        >>> class LongestWait:
-        ...     def waited(self, wait):
-        ...         self.seconds = max(getattr(self, "seconds", 0.0), wait.seconds)
-    """
+    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events."""
 
     def waited(self, wait: Wait) -> None:
         """Receive the wait of a batch that was just yielded."""

@@ -4,14 +4,18 @@ A message names the object, the values and the remedy. An adapter translates the
 wraps; no other exception of a library passes an adapter.
 
 Example:
-    Save the state when the dollars of a job are spent::
+    Save the state when the dollars of a job are spent:
 
-        try:
-            for batch in loader:
-                train(batch)
-        except stoker.CostBudgetError as error:
-            torch.save(loader.state_dict(), "state.pt")
-            print(error.spent_dollars, "of", error.budget_dollars)
+    >>> import torch
+    >>> from stoker_torch import Budget, Loader
+    >>> loader = Loader("s3://bucket/train", batch_size=32, epochs=90, budget=Budget(dollars=5))
+    >>> try:
+    ...     for batch in loader:
+    ...         train_step(batch["image"], batch["label"])
+    ... except stoker.CostBudgetError as error:
+    ...     torch.save(loader.state_dict(), "state.pt")
+    ...     print(error.spent_dollars, "of", error.budget_dollars)
+    >>> loader.close()
 """
 
 from __future__ import annotations
@@ -114,6 +118,13 @@ class CostBudgetError(StokerError):
 
     Unrelated to :class:`MemoryBudgetError`, which is raised before anything is fetched.
 
+    Example:
+        >>> try:
+        ...     raise stoker.CostBudgetError("5 dollars are spent", spent_dollars=5.01, budget_dollars=5.0)
+        ... except stoker.CostBudgetError as error:
+        ...     f"{error.spent_dollars - error.budget_dollars:.2f} USD over the budget"
+        '0.01 USD over the budget'
+
     Attributes:
         spent_dollars: dollars that this rank has spent.
         budget_dollars: dollars that this rank was allowed to spend.
@@ -148,6 +159,11 @@ class DatasetExistsError(PackError, FileExistsError):
 class FunctionError(StokerError):
     """A function raised an exception that a retry would raise again, so it is not retried.
 
+    Example:
+        >>> error = FunctionError("pack", "KeyError", "'label'")
+        >>> error.error_type, error.error_message
+        ('KeyError', "'label'")
+
     Attributes:
         error_type: class name of the function's exception.
         error_message: message of the function's exception.
@@ -161,6 +177,12 @@ class FunctionError(StokerError):
 
 class FanoutError(StokerError):
     """Some tasks of a fan-out failed permanently, while the others succeeded; the message says how to continue.
+
+    Example:
+        >>> error = FanoutError("1 task failed", {"part 7": FunctionError("pack", "KeyError", "'label'")})
+        >>> for name, failure in error.failures.items():
+        ...     print(f"{name}: {failure.error_type}")
+        part 7: KeyError
 
     Attributes:
         failures: last error of each failed task, by task name, in the order of the tasks.
@@ -217,6 +239,11 @@ class ObjectDamagedError(ObjectChangedError, FetchError):
 
 class TransientError(StoreError):
     """A failure that a retry may cure. The fetcher retries an operation whose adapter raises it.
+
+    Example:
+        >>> error = ThrottledError("503 Slow Down", retry_after_seconds=2.0)
+        >>> isinstance(error, TransientError), error.retry_after_seconds
+        (True, 2.0)
 
     Attributes:
         retry_after_seconds: delay that the store asked for, in seconds; None if it did not.

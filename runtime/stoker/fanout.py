@@ -1,11 +1,12 @@
 """Concurrent calls of serverless functions: tasks, the driver that runs them to completion, and executors.
 
 Example:
-    Call the deployed function ``stoker-thumbnail`` once per task::
+    Call the function ``thumbnail``, which is deployed as ``stoker-thumbnail``, once per task:
 
-        tasks = [Task(name=f"{i:04}", function="thumbnail", event={"part": i}) for i in range(1000)]
-        async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
-            results = await Driver(executor).run(tasks)
+    >>> async def main():
+    ...     tasks = [Task(name=f"{i:04}", function="thumbnail", event={"part": i}) for i in range(1000)]
+    ...     async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
+    ...         return await Driver(executor).run(tasks)
 """
 
 from __future__ import annotations
@@ -85,12 +86,22 @@ Factory = Callable[[ExecutorOptions], Executor]
 
 
 def executor_names() -> tuple[str, ...]:
-    """Return the names of the installed executors, such as ``local`` and ``lambda``."""
+    """Return the names of the installed executors, such as ``local`` and ``lambda``.
+
+    Example:
+        >>> "lambda" in executor_names()
+        True
+    """
     return plugin_names(_GROUP)
 
 
 def open_executor(name: str, options: ExecutorOptions) -> Executor:
     """Return an executor by name. It starts nothing before ``async with`` enters it.
+
+    Example:
+        >>> async with open_executor("local", ExecutorOptions(concurrency=2)) as executor:
+        ...     executor.concurrency
+        2
 
     Args:
         name: name of the executor, one of :func:`executor_names`.

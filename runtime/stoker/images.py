@@ -83,8 +83,14 @@ class ImageDecoder:
         ConfigError: a value is out of range.
 
     Example:
+        >>> from stoker_torch import Loader
+        >>> schema = {"image": stoker.Bytes(), "label": stoker.Array("int64")}
+        >>> with stoker.Packer("gray", schema=schema) as packer:
+        ...     packer.extend({"image": b"P5 2 2 255 abcd", "label": label} for label in range(8))
         >>> train = ImageDecoder(224, 224, random_crop=RandomResizedCrop(), flip=0.5)
-        >>> loader = Loader(url, batch_size=256, decode={"image": train})  # doctest: +SKIP
+        >>> with Loader("gray", batch_size=8, decode={"image": train}) as loader:
+        ...     next(iter(loader))["image"].shape
+        torch.Size([8, 224, 224, 3])
     """
 
     height: int

@@ -3,8 +3,10 @@
 OpenTelemetry and Prometheus are imported when one of their sinks is created.
 
 Example:
-    >>> sink = ChromeTrace("trace.json", limit="1GB")  # doctest: +SKIP
-    >>> loader = Loader("s3://bucket/photos", batch_size=256, trace=sink)  # doctest: +SKIP
+    >>> from stoker_torch import Loader
+    >>> with ChromeTrace("trace.json", limit="1GB") as sink:
+    ...     with Loader("s3://bucket/train", batch_size=32, trace=sink) as loader:
+    ...         batches = len(list(loader))
 """
 
 from stoker._base.fetch_record import Fetch, Phase, Request, Span

@@ -395,9 +395,13 @@ def recorded_latency(events: Iterable[TraceEvent]) -> RecordedLatency:
         ConfigError: the trace has no request with a first byte, or cannot be read.
 
     Example:
-        >>> latency = recorded_latency(read_trace(Path("trace.json")))  # doctest: +SKIP
-        >>> sorted(latency.seconds)[len(latency.seconds) // 2]  # median, in seconds  # doctest: +SKIP
-        0.021
+        >>> from pathlib import Path
+        >>> from stoker.trace import ChromeTrace, read_trace
+        >>> from stoker_torch import Loader
+        >>> with ChromeTrace("trace.json") as trace, Loader("s3://bucket/train", batch_size=32, trace=trace) as loader:
+        ...     batches = len(list(loader))
+        >>> latency = recorded_latency(read_trace(Path("trace.json")))
+        >>> median_seconds = sorted(latency.seconds)[len(latency.seconds) // 2]
     """
     return _first_byte_latency(_answer_rows(events))
 
@@ -416,9 +420,13 @@ def recorded_bucket(events: Iterable[TraceEvent]) -> BucketModel:
         ConfigError: the trace has no transfers, or cannot be read.
 
     Example:
-        >>> bucket = recorded_bucket(read_trace(Path("trace.json")))  # doctest: +SKIP
-        >>> bucket.total_bytes_per_second  # doctest: +SKIP
-        1240000000.0
+        >>> from pathlib import Path
+        >>> from stoker.trace import ChromeTrace, read_trace
+        >>> from stoker_torch import Loader
+        >>> with ChromeTrace("trace.json") as trace, Loader("s3://bucket/train", batch_size=32, trace=trace) as loader:
+        ...     batches = len(list(loader))
+        >>> recorded_bucket(read_trace(Path("trace.json"))).total_bytes_per_second > 0
+        True
     """
     answers = _answer_rows(events)
     whole = answers[answers["is_whole"] & (answers["transfer_seconds"] > 0)]

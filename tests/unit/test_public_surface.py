@@ -20,24 +20,9 @@ import stoker_functions
 import stoker_sim
 from stoker import errors
 from support.outside_names.python_api import imports_of
+from support.public_names import PUBLIC, ROOT
 
-ROOT = Path(__file__).parents[2]
 LAZY = (stoker, stoker.testing, stoker_functions, stoker_sim)
-PUBLIC = (
-    *(
-        "stoker",
-        "stoker.abc",
-        "stoker.cli",
-        "stoker.errors",
-        "stoker.fanout",
-        "stoker.images",
-        "stoker.testing",
-        "stoker.trace",
-        "stoker_functions",
-    ),
-    *("stoker_functions.aws", "stoker_functions.gcp", "stoker_functions.serve", "stoker_local"),
-    *("stoker_local.functions", "stoker_sim", "stoker_torch"),
-)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOR_USERS = [page for page in PAGES if page.name not in ("architecture.md", "fuzzing.md")]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

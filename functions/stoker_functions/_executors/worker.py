@@ -39,10 +39,11 @@ class Runner:
         functions: name → ``module:function`` of functions in addition to stoker's own.
 
     Example:
-        >>> runner = Runner(os.environ, {})
-        >>> outcome = await runner.perform("compact", {"dataset": "/data/train"})
-        >>> answer = answer_of("compact", outcome)
+        >>> runner = Runner({"STOKER_DATASETS": "train=data"}, {})
+        >>> outcome = await runner.perform("compact", {"dataset": "data"})
         >>> await runner.close()
+        >>> answer_of("compact", outcome).is_cold
+        True
     """
 
     def __init__(self, environ: Mapping[str, str], functions: Mapping[str, str]) -> None:
@@ -96,8 +97,9 @@ def answer_of(function: str, outcome: str | bytes) -> Answer:
         TransientError: the function failed, and may succeed if it is called again.
 
     Example:
-        >>> answer = answer_of("pack", await runner.perform("pack", event))
-        >>> answer.result["samples"]
+        >>> outcome = '{"result": {"samples": 100}, "billed_seconds": 2.5, "memory_bytes": 0, "is_cold": true}'
+        >>> answer_of("pack", outcome).result["samples"]
+        100
     """
     fields = json.loads(outcome)
     if "result" not in fields:

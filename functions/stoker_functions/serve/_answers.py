@@ -69,7 +69,7 @@ class ServeConfig(BoundedConfig):
         ConfigError: a value is out of range.
 
     Example:
-        >>> ServeConfig(datasets={"train": "s3://bucket/train"}, token_keys=TokenKeys.parse(keys))
+        >>> config = ServeConfig(datasets={"train": "s3://bucket/train"}, token_keys=TokenKeys({"2026-01": b"s" * 32}))
     """
 
     datasets: Mapping[str, str]

@@ -52,7 +52,10 @@ class Request:
         headers: lower-case header name → value; values of repeated headers are joined by commas. Default empty.
 
     Example:
+        >>> service = Service(ServeConfig(datasets={"train": "data"}), stoker.open_store)
         >>> response = await service.answer(Request(method="GET", path="/v1/train/manifest"))
+        >>> response.status
+        200
     """
 
     method: str
@@ -64,6 +67,11 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """An HTTP response. Each response gets security headers, so that browsers neither run nor embed it.
+
+    Example:
+        >>> response = Response(status=200, headers={"Content-Type": "text/plain"}, body=b"ready")
+        >>> response.headers["X-Content-Type-Options"]
+        'nosniff'
 
     Attributes:
         status: HTTP status.
@@ -94,7 +102,8 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
         headers: more headers of the response; default none.
 
     Example:
-        >>> raise Refusal(404, "not-found", "there is no such data set")
+        >>> Refusal(404, "not-found", "there is no such data set").response().body
+        b'{"error": "not-found", "message": "there is no such data set"}'
     """
 
     def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
@@ -119,6 +128,11 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
 def from_lambda_url(event: Mapping[str, Any]) -> Request:
     """Return the request in an event of a Lambda function URL or an HTTP API.
 
+    Example:
+        >>> http = {"method": "GET"}
+        >>> from_lambda_url({"version": "2.0", "rawPath": "/v1/train/manifest", "requestContext": {"http": http}})
+        Request(method='GET', path='/v1/train/manifest', query='')
+
     Args:
         event: event of payload format 2.0.
 
@@ -138,7 +152,12 @@ def from_lambda_url(event: Mapping[str, Any]) -> Request:
 
 
 def to_lambda_url(response: Response) -> dict[str, Any]:
-    """Return a response in the form that a Lambda function returns, with the body in base64."""
+    """Return a response in the form that a Lambda function returns, with the body in base64.
+
+    Example:
+        >>> to_lambda_url(Response(status=200, body=b"ready"))["body"]
+        'cmVhZHk='
+    """
     return {
         "statusCode": response.status,
         "headers": {name.lower(): value for name, value in response.headers.items()},
@@ -148,7 +167,12 @@ def to_lambda_url(response: Response) -> dict[str, Any]:
 
 
 def from_asgi(scope: MutableMapping[str, Any]) -> Request:
-    """Return the request of an ASGI scope of type ``http``; the path is the raw one if the server passes it."""
+    """Return the request of an ASGI scope of type ``http``; the path is the raw one if the server passes it.
+
+    Example:
+        >>> from_asgi({"type": "http", "method": "GET", "path": "/v1/train/manifest", "headers": []})
+        Request(method='GET', path='/v1/train/manifest', query='')
+    """
     headers: dict[str, str] = {}
     for name, value in scope.get("headers", ()):
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -166,6 +190,11 @@ def to_asgi(response: Response) -> AsgiApp:
     """Return an ASGI application that answers every request with this response.
 
     The body is copied in pieces of 256 KiB, each when the server is ready for it.
+
+    Example:
+        >>> async def app(scope, receive, send):
+        ...     request = from_asgi(scope)
+        ...     await to_asgi(Response(status=200, body=request.path.encode()))(scope, receive, send)
     """
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
@@ -189,7 +218,9 @@ def asgi_app(answer: Callable[[Request], Awaitable[Response]]) -> AsgiApp:
         answer: asynchronous function from a request to its response, such as :meth:`Service.answer`.
 
     Example:
-        >>> app = asgi_app(service.answer_with_token)  # uvicorn module:app
+        >>> async def answer(request):
+        ...     return Response(status=200, body=request.path.encode())
+        >>> app = asgi_app(answer)  # uvicorn module:app
     """
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:

@@ -61,9 +61,10 @@ class Service:
         clock: function that returns POSIX time in seconds, for the expiry of tokens.
 
     Example:
-        >>> config = ServeConfig(datasets={"train": "s3://bucket/train"})
-        >>> service = Service(config, stoker.open_store)
+        >>> service = Service(ServeConfig(datasets={"train": "data"}), stoker.open_store)
         >>> response = await service.answer(Request(method="GET", path="/v1/train/manifest"))
+        >>> response.status
+        200
     """
 
     def __init__(

@@ -147,6 +147,11 @@ def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
 class BucketProcess:
     """A local bucket in another process, as :func:`bucket_process` yields it.
 
+    Example:
+        >>> with bucket_process() as bucket:
+        ...     bucket.url.startswith("http://127.0.0.1:")
+        True
+
     Attributes:
         config: configuration of the bucket.
         url: URL of the endpoint, without a trailing slash.

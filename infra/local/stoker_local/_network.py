@@ -151,7 +151,11 @@ K = TypeVar("K")
 
 
 class FaultKind(StrEnum):
-    """Kinds of faults that a response can have."""
+    """Kinds of faults that a response can have.
+
+    Example:
+        >>> plan = FaultPlan(probabilities={FaultKind.SLOW_DOWN: 0.1, FaultKind.TRUNCATE: 0.01})
+    """
 
     SLOW_DOWN = "slow_down"  # 503 SlowDown
     INTERNAL_ERROR = "internal_error"  # 500 InternalError

@@ -88,6 +88,13 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, which starts at 0. A coroutine runs in the same way every time.
 
     The loop has a timer heap of its own, since asyncio's compares handles in Python and a simulation sets millions.
+
+    Example:
+        >>> import asyncio
+        >>> with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+        ...     runner.run(asyncio.sleep(3600))
+        ...     runner.get_loop().time()
+        3600.0
     """
 
     def __init__(self) -> None:
@@ -137,6 +144,14 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a fresh virtual-clock loop and return its result.
+
+    Example:
+        >>> import asyncio
+        >>> async def wait_for_a_day():
+        ...     await asyncio.sleep(86_400)
+        ...     return asyncio.get_running_loop().time()
+        >>> run_virtual(wait_for_a_day())  # returns at once
+        86400.0
 
     Args:
         main: coroutine to run.

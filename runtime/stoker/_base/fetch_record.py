@@ -20,6 +20,12 @@ class Phase(enum.StrEnum):
 
     For concurrent activities, the phase is that of the one that ended last, since only that could have shortened the
     wait.
+
+    Example:
+        >>> from stoker.trace import Phase, Span, Wait
+        >>> wait = Wait(batch=7, epoch=0, spans=(Span(Phase.TRANSFER, 1.0, 1.5), Span(Phase.DECODE, 1.5, 1.6)))
+        >>> sum(span.seconds for span in wait.spans if span.phase is Phase.TRANSFER)
+        0.5
     """
 
     START = "start"
@@ -102,6 +108,11 @@ _MAX_REQUESTS = 4096
 class Request(NamedTuple):
     """One request to the store.
 
+    Example:
+        >>> request = Request(1.0, 1.02, 1.1, size_bytes=8 << 20, is_whole=True, object="data/0")
+        >>> f"first byte after {request.begun_seconds - request.sent_seconds:.2f} s"
+        'first byte after 0.02 s'
+
     Attributes:
         sent_seconds: time of sending, in loop time.
         begun_seconds: time of the first byte of the response; None if there was none, or the store does not report it.
@@ -122,6 +133,11 @@ class Request(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Fetch:
     """The fetch of one item into the ring. Times are in loop time.
+
+    Example:
+        >>> fetch = Fetch(item=0, step=0, issued_seconds=1.0, ready_seconds=1.25)
+        >>> fetch.ready_seconds - fetch.issued_seconds
+        0.25
 
     Attributes:
         item: number of the item, in order of first use.

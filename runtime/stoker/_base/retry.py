@@ -148,7 +148,7 @@ class RetryPolicy(BoundedConfig):
 
     Example:
         >>> policy = RetryPolicy(attempts=10, deadline_seconds=300)
-        >>> store = RetryingStore(stoker.open_store("s3://bucket"), policy)  # doctest: +SKIP
+        >>> store = RetryingStore(stoker.open_store("s3://bucket"), policy)
     """
 
     attempts: AtLeastOne[int] = 256
@@ -274,6 +274,12 @@ class RetryingReader(ReaderWrapper[R_co]):
 
 class RetryingStore(RetryingReader[Store], StoreWrapper):
     """Reads and writes through another store with retries.
+
+    Example:
+        >>> store = RetryingStore(stoker.open_store("s3://bucket"), RetryPolicy(attempts=10))
+        >>> (await store.head("train/manifest.safetensors")).size_bytes > 0
+        True
+        >>> await store.close()
 
     Args:
         store: store to wrap; :meth:`close` closes it, too.

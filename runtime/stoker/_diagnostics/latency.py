@@ -121,6 +121,10 @@ class LateTail(BoundedConfig):
 class BucketModel(BoundedConfig):
     """Model of a bucket: latency, bandwidth, request rate and errors.
 
+    Example:
+        >>> bucket = BucketModel(connection_bytes_per_second=50e6, requests_per_second=3500)
+        >>> seconds = (8 << 20) / bucket.connection_bytes_per_second  # transfer of 8 MiB
+
     Attributes:
         first_byte: distribution of the time from a request to its first byte.
         connection_bytes_per_second: maximum rate of one transfer.

@@ -36,12 +36,14 @@ class Driver:
     """Runs tasks with an executor that the caller has entered; successive runs add to one report.
 
     Example:
-        ```python
-        async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
-            driver = Driver(executor, FanoutConfig(max_concurrency=200))
-            results = await driver.run(tasks)
-        print(driver.report.dollars)
-        ```
+        Compact a data set in a worker process of this machine:
+
+        >>> options = ExecutorOptions(environment={"STOKER_DATASETS": "train=data"})
+        >>> async with open_executor("local", options) as executor:
+        ...     driver = Driver(executor, FanoutConfig(start_concurrency=1))
+        ...     results = await driver.run([Task(name="train", function="compact", event={"dataset": "data"})])
+        >>> driver.report.tasks, driver.report.failed
+        (1, 0)
 
     Args:
         executor: executor of the calls.

@@ -26,6 +26,12 @@ _COUNTER_NAMES = (
 class Report:
     """Counts and cost of a fan-out, from :attr:`Driver.report`.
 
+    Example:
+        >>> async with open_executor("local", ExecutorOptions(concurrency=1)) as executor:
+        ...     report = Driver(executor).report
+        >>> report.calls, report.dollars
+        (0, None)
+
     Attributes:
         tasks: completed tasks.
         failed: failed tasks.

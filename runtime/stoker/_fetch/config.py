@@ -136,6 +136,11 @@ class Progress:
 
     Items, which are super-samples or groups of samples, count from the start of the run.
 
+    Example:
+        >>> progress = Progress(issued=5, consumed=3, next_item_step=4, step=2)
+        >>> FetchSize(fetch_size=4, threshold=2).admit(progress)  # 2 items are unused
+        4
+
     Attributes:
         issued: number of items whose fetch has begun.
         consumed: number of items that the consumer has begun to use.
@@ -175,7 +180,13 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Fill all free slots in order of first use, across epochs, too. The default."""
+    """Fill all free slots in order of first use, across epochs, too. The default.
+
+    Example:
+        >>> from stoker_torch import Loader
+        >>> loader = Loader("data", batch_size=32, schedule=Continuous())
+        >>> loader.close()
+    """
 
     needed_slots: ClassVar[int] = 1  # only the ring limits it
     follows_steps: ClassVar[bool] = False
@@ -224,6 +235,11 @@ class FetchSize(BoundedConfig):
 @dataclass(frozen=True, slots=True)
 class NextBatch(BoundedConfig):
     """Fetch the items of the next ``depth`` steps while the current step runs (IPDL's in-parallel loading).
+
+    Example:
+        >>> from stoker_torch import Loader
+        >>> loader = Loader("data", batch_size=32, schedule=NextBatch(depth=2))
+        >>> loader.close()
 
     Attributes:
         depth: number of steps to fetch ahead.

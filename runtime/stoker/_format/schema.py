@@ -35,6 +35,11 @@ def _quote_value(value: object) -> str:
 class Column:
     """A typed column of a schema; the base class of :class:`Array`, :class:`Ragged`, :class:`Bytes`, :class:`Text`.
 
+    Example:
+        >>> schema = {"image": Bytes(), "tokens": Ragged("uint16")}
+        >>> [column.kind for column in schema.values()]
+        ['bytes', 'ragged']
+
     Attributes:
         kind: name of the column type in manifests: ``array``, ``ragged``, ``bytes`` or ``text``.
         dtype: element type.
@@ -288,6 +293,7 @@ class Schema(Mapping[str, Column]):
         SchemaError: there is no column, or a name is not ``[A-Za-z_]\w*`` (ASCII), or starts with ``__``.
 
     Example:
+        >>> import numpy as np
         >>> schema = Schema({"image": Array("uint8", (32, 32, 3)), "label": Array("int64", classes=("cat", "dog"))})
         >>> [len(value) for value in schema.encode({"image": np.zeros((32, 32, 3), "uint8"), "label": 1})]
         [3072, 8]

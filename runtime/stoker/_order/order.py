@@ -96,6 +96,7 @@ class Order:
         epoch: number of the epoch, from 0.
 
     Example:
+        >>> import numpy as np
         >>> Order(np.array([2, 2]), OrderConfig(shuffle="none"), epoch=0).at(1, 4)
         array([1, 2, 3])
     """

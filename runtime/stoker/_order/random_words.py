@@ -137,12 +137,16 @@ class SampleContext:
         sample: number of the sample in packed order, from 0, equal to its ``"__id__"``.
 
     Example:
-        A ``transform`` that flips half of the images::
+        A ``transform`` that flips half of the images:
 
-            def augment(sample, context):
-                if context.generator().random() < 0.5:
-                    sample["image"] = sample["image"].flip(-1)
-                return sample
+        >>> def augment(sample, context):
+        ...     if context.generator().random() < 0.5:
+        ...         sample["image"] = sample["image"].flip(-1)
+        ...     return sample
+        >>> from stoker_torch import Loader
+        >>> with Loader("data", batch_size=32, transform=augment) as loader:
+        ...     next(iter(loader))["image"].shape
+        torch.Size([32, 8, 8, 3])
     """
 
     seed: int

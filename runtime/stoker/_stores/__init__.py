@@ -44,6 +44,13 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
     only the SDK of the URL's own scheme. Every store has every method; one that a store cannot perform, such as writing
     to a data set that a function serves, raises a PermissionDeniedError.
 
+    Example:
+        >>> store = stoker.open_store("s3://bucket/train", options=S3Options(region="us-east-1"))
+        >>> data, info = await store.get("manifest.safetensors")
+        >>> len(data) == info.size_bytes
+        True
+        >>> await store.close()
+
     Args:
         url: location of the store: a path or a URL.
         options: options of the kind of store that the URL names; default those of its platform's environment.

@@ -62,6 +62,11 @@ class Grant:
 class TokenKeys:
     """The signing keys of a deployment: the first one signs, and all of them verify, so keys can be rotated.
 
+    Example:
+        >>> import secrets
+        >>> TokenKeys({"2026-07": secrets.token_bytes(32), "2026-01": secrets.token_bytes(32)})
+        <TokenKeys 2026-07, 2026-01>
+
     Args:
         keys: Id → secret of at least 32 bytes.
 

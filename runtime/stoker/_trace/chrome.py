@@ -318,10 +318,10 @@ class ChromeTrace(ProcessTrace, Closeable):
     warning.
 
     Example:
-        ```python
-        with ChromeTrace("trace.json") as trace:
-            loader = Loader("s3://bucket/train", batch_size=256, trace=trace)
-        ```
+        >>> from stoker_torch import Loader
+        >>> with ChromeTrace("trace.json") as trace, Loader("s3://bucket/train", batch_size=32, trace=trace) as loader:
+        ...     for batch in loader:
+        ...         train_step(batch["image"], batch["label"])
 
     Args:
         path: path of the file, which is replaced; another trace that is being written there continues in the unlinked

@@ -148,10 +148,12 @@ def read_trace(path: Path) -> Iterator[TraceEvent]:
         path: file to read.
 
     Example:
-        ```python
-        waits = [event.what for event in read_trace(Path("trace.json")) if isinstance(event.what, Wait)]
-        longest = max(waits, key=lambda wait: wait.seconds)
-        ```
+        >>> from pathlib import Path
+        >>> from stoker_torch import Loader
+        >>> with ChromeTrace("trace.json") as trace, Loader("data", batch_size=32, trace=trace) as loader:
+        ...     batches = len(list(loader))
+        >>> waits = [each.event for each in read_trace(Path("trace.json")) if isinstance(each.event, Wait)]
+        >>> longest = max(waits, key=lambda wait: wait.seconds)
 
     Raises:
         ConfigError: the file cannot be read, or is not such a trace.

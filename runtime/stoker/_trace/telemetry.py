@@ -46,9 +46,9 @@ class OpenTelemetrySink:
     ``stoker.requests`` (by ``stoker.outcome``); histogram ``stoker.fetch.duration`` (s).
 
     Example:
-        ```python
-        loader = Loader("s3://bucket/train", batch_size=256, trace=OpenTelemetrySink())
-        ```
+        >>> from stoker_torch import Loader
+        >>> loader = Loader("s3://bucket/train", batch_size=32, trace=OpenTelemetrySink())
+        >>> loader.close()
 
     Args:
         tracer_provider: provider of the spans; default the global one.
@@ -137,10 +137,10 @@ class PrometheusSink(Closeable):
     """A :class:`~stoker.abc.TraceSink` that counts waits and fetches as Prometheus metrics and can serve them.
 
     Example:
-        ```python
-        with PrometheusSink(port=9464) as sink:
-            loader = Loader("s3://bucket/train", batch_size=256, trace=sink)
-        ```
+        >>> from stoker_torch import Loader
+        >>> with PrometheusSink(port=0) as sink, Loader("s3://bucket/train", batch_size=32, trace=sink) as loader:
+        ...     for batch in loader:
+        ...         train_step(batch["image"], batch["label"])
 
     Args:
         port: TCP port that serves ``/metrics``; 0 for any free port (see :attr:`port`), None to serve nothing because

@@ -42,9 +42,14 @@ class Command:
             raises is printed as one line.
 
     Example:
-        An entry point ``hello = "my_package.hello:command"`` of the group ``stoker.commands`` adds ``stoker hello``::
+        An entry point ``hello = "my_package.hello:command"`` of the group ``stoker.commands`` adds ``stoker hello``:
 
-            command = Command(name="hello", help="say hello", configure=configure, run=run)
+        >>> def configure(parser):
+        ...     parser.add_argument("name", help="name to greet")
+        >>> def run(options):
+        ...     print("hello", options.name)
+        ...     return 0
+        >>> command = Command(name="hello", help="say hello", configure=configure, run=run)
     """
 
     name: str
@@ -277,6 +282,12 @@ class CommandParser(ArgumentParser):
     """Parser of one command's arguments; the parsers of its actions have the same class.
 
     The default ``example`` of a parser, a command line, is shown at the end of its help.
+
+    Example:
+        >>> parser = CommandParser(prog="stoker hello")
+        >>> parser.set_defaults(example="stoker hello world")
+        >>> print(parser.format_help().splitlines()[-1].strip())
+        stoker hello world
     """
 
     def __init__(self, **settings: Any) -> None:

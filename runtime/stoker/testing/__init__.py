@@ -1,21 +1,23 @@
 """Tests for plug-ins: suites for stores, tiers, sources, eviction policies and executors; test doubles; virtual time.
 
 A suite is a class of pytest tests. Subclass it in a test module, under a name that begins with ``Test``, and override
-the method that creates the object under test, or define the fixture that says where the store is::
-
-    class TestMostRecentlyUsed(EvictionPolicyTests):
-        def create_policy(self, oracle: NextUseOracle[str]) -> EvictionPolicy[str]:
-            return MostRecentlyUsed(oracle)
-
-    class TestMyStore(StoreTests):
-        @pytest.fixture
-        def place(self, tmp_path: Path) -> StorePlace:
-            return StorePlace(url=f"mine://{tmp_path}/bucket")
+the method that creates the object under test, or define the fixture that says where the store is.
 
 stoker runs the same suites over its own implementations. A store lists its known limitations as :class:`Deviation`
 members; the tests that depend on them are skipped. Suites need no network. Doubles take their time from the event loop,
 so :func:`run_virtual` runs hours of faults in milliseconds, with the same result every time. A name is imported when it
 is first used; only the suites import pytest (``pip install 'stoker[testing]'``).
+
+Example:
+    >>> import pytest
+    >>> from stoker.testing import EvictionPolicyTests, StorePlace, StoreTests
+    >>> class TestMostRecentlyUsed(EvictionPolicyTests):
+    ...     def create_policy(self, oracle):
+    ...         return MostRecentlyUsed(oracle)
+    >>> class TestMyStore(StoreTests):
+    ...     @pytest.fixture
+    ...     def place(self, tmp_path):
+    ...         return StorePlace(url=f"mine://{tmp_path}/bucket")
 """
 
 from typing import TYPE_CHECKING, Any

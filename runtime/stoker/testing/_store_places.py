@@ -18,7 +18,12 @@ _serial = itertools.count()
 
 
 class Deviation(Enum):
-    """Known limitations of a store; :class:`StoreTests` skips the tests that depend on them."""
+    """Known limitations of a store; :class:`StoreTests` skips the tests that depend on them.
+
+    Example:
+        >>> from stoker.testing import Deviation, StorePlace
+        >>> place = StorePlace(url="mine://bucket", deviations=frozenset({Deviation.SLOW}))
+    """
 
     IGNORES_PRECONDITIONS = auto()
     """Writes even if ``if_absent`` or ``if_tag`` does not hold."""
@@ -113,6 +118,12 @@ def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
 async def read_range(store: Store, key: str, start: int, end: int, tag: str | None = None) -> bytes:
     """Return the bytes ``[start, end)`` of an object, read by ``get_range``.
 
+    Example:
+        >>> store = stoker.open_store("memory://example/read-range")
+        >>> _ = await store.put("digits", b"0123456789")
+        >>> await read_range(store, "digits", 2, 5)
+        b'234'
+
     Args:
         store: store to read from.
         key: key of the object.
@@ -127,6 +138,13 @@ async def read_range(store: Store, key: str, start: int, end: int, tag: str | No
 
 async def keys_of(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
     """Return the keys that ``list`` yields.
+
+    Example:
+        >>> store = stoker.open_store("memory://example/keys-of")
+        >>> for key in ("b", "a/1", "a/2"):
+        ...     _ = await store.put(key, b"")
+        >>> await keys_of(store, "a/")
+        ['a/1', 'a/2']
 
     Args:
         store: store to list.

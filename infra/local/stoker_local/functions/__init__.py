@@ -1,10 +1,14 @@
 """A function cloud on this machine: runs Lambda and Google functions in their real runtimes, with faults and billing.
 
 Example:
+    >>> from pathlib import Path
+    >>> code = "def echo(event, context): return event"
+    >>> size = Path("my_module.py").write_text(code)
     >>> config = FunctionCloudConfig(functions=(FunctionSpec(name="echo", handler="my_module.echo"),))
     >>> async with function_cloud(config) as cloud:
     ...     outcome = await cloud.invoke("echo", {"n": 1})
-    ...     print(outcome.payload, cloud.statistics()["echo"].dollars)
+    ...     outcome.payload, cloud.statistics()["echo"].invocations
+    (b'{"n": 1}', 1)
 """
 
 from stoker_local.functions._cloud import FunctionCloud, function_cloud

@@ -55,10 +55,15 @@ class FunctionCloud:
         tmp: ``tmpfs`` if each instance has its own limited ``/tmp``, ``folder`` if it uses a folder in ``TMPDIR``.
 
     Example:
-        >>> async with function_cloud(config, bucket=bucket) as cloud:
-        ...     cloud.inject(FunctionFaultPlan(probabilities={FunctionFaultKind.KILL: 0.1}))
-        ...     outcome = await cloud.invoke("ingest", {"dataset": "s3://stoker/train"})
-        ...     print(outcome.error_type, cloud.log("ingest"))
+        >>> from pathlib import Path
+        >>> size = Path("my_module.py").write_text("def echo(event, context): return event")
+        >>> config = FunctionCloudConfig(functions=(FunctionSpec(name="echo", handler="my_module.echo"),))
+        >>> async with function_cloud(config) as cloud:
+        ...     first = await cloud.invoke("echo", {"n": 1})
+        ...     cloud.inject(FunctionFaultPlan(script=(FunctionFault(kind=FunctionFaultKind.RECLAIM),)))
+        ...     second = await cloud.invoke("echo", {"n": 2})  # its instance was reclaimed
+        ...     cloud.statistics()["echo"].cold_starts
+        2
     """
 
     def __init__(
@@ -258,9 +263,12 @@ async def function_cloud(
         OSError: a port is in use, or ``tmp="tmpfs"`` is not possible on this system.
 
     Example:
-        >>> config = FunctionCloudConfig(functions=(FunctionSpec(name="echo", handler="my_module.echo"),))
+        >>> from stoker_local import LocalBucket
+        >>> ingest = FunctionSpec(name="ingest", handler="stoker_functions.aws.ingest")
+        >>> config = FunctionCloudConfig(functions=(ingest,))
         >>> async with LocalBucket() as bucket, function_cloud(config, bucket=bucket) as cloud:
-        ...     outcome = await cloud.invoke("echo", {"n": 1})
+        ...     cloud.environment()["AWS_ENDPOINT_URL_LAMBDA"] == cloud.url
+        True
     """
     _check_buckets(config, bucket, gcs)
     _check_runtimes(config)

@@ -112,6 +112,9 @@ class QueueSpec(BoundedConfig):
 class Notification:
     """Sends a message to a queue for every object that is created in a bucket of the local S3.
 
+    Example:
+        >>> notification = Notification(bucket="raw", queue="raw", suffix=".jpg")
+
     Attributes:
         bucket: name of the bucket.
         queue: name of the queue.
@@ -128,6 +131,9 @@ class Notification:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource(BoundedConfig):
     """Invokes a Lambda function with batches of messages from a queue.
+
+    Example:
+        >>> source = EventSource(queue="raw", function="ingest", batch_size=100, window_seconds=5)
 
     Attributes:
         queue: name of the queue.
@@ -189,6 +195,12 @@ class Schedule:
 class GoogleSpec(BoundedConfig):
     """Configuration of a Google Cloud Function (second generation).
 
+    Example:
+        >>> from pathlib import Path
+        >>> Path("main.py").touch()
+        >>> GoogleSpec(name="pack", source="main.py", target="pack", memory_mb=1024).concurrency
+        1
+
     Attributes:
         name: name of the function: 1 to 63 of a-z, 0-9 and '-'.
         source: path of the Python file.
@@ -240,6 +252,9 @@ class GoogleSpec(BoundedConfig):
 class ObjectFinalized(BoundedConfig):
     """Sends a CloudEvent to a Google function for every object that is created in a bucket of the local GCS.
 
+    Example:
+        >>> trigger = ObjectFinalized(bucket="raw", function="ingest", queue="raw")
+
     Attributes:
         bucket: name of the bucket.
         function: name of the Google function.
@@ -271,7 +286,11 @@ def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
 
 
 class FunctionFaultKind(StrEnum):
-    """Kinds of faults that an invocation can have."""
+    """Kinds of faults that an invocation can have.
+
+    Example:
+        >>> plan = FunctionFaultPlan(probabilities={FunctionFaultKind.KILL: 0.1, FunctionFaultKind.DUPLICATE: 0.05})
+    """
 
     KILL = "kill"  # its instance is killed during the invocation
     FREEZE = "freeze"  # its instance is stopped for a while during the invocation

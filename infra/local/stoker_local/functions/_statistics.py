@@ -22,6 +22,11 @@ _MAX_LOGS = 200
 class Happening:
     """An event in the life of a function.
 
+    Example:
+        >>> event = Happening(number=0, seconds=0.5, function="ingest", instance="ingest-0", what="cold-start")
+        >>> print(f"{event.seconds:.1f} s: {event.what} of {event.instance}")
+        0.5 s: cold-start of ingest-0
+
     Attributes:
         number: sequence number, from 0 without gaps.
         seconds: time since the cloud's start, in seconds.
@@ -44,6 +49,12 @@ class Happening:
 @dataclass(slots=True, kw_only=True)
 class FunctionStatistics:
     """Statistics of a function since the cloud's start.
+
+    Example:
+        >>> from collections import Counter
+        >>> statistics = FunctionStatistics(cold_starts=3, invocations=200, faults=Counter())
+        >>> f"{statistics.cold_starts / statistics.invocations:.1%} cold starts"
+        '1.5% cold starts'
 
     Attributes:
         instances: instances alive now, without those being killed.
@@ -171,6 +182,7 @@ def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
     """Sum the statistics of all functions; ``peak_instances`` is the sum of the functions' peaks.
 
     Example:
+        >>> from collections import Counter
         >>> one = FunctionStatistics(invocations=2, faults=Counter(kill=1))
         >>> total({"a": one, "b": one}).invocations
         4
@@ -225,6 +237,15 @@ class HandlerResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of an invocation.
+
+    Example:
+        >>> import json
+        >>> outcome = Outcome(
+        ...     request_id="1", payload=b'{"samples": 100}', error_type="", seconds=0.8, init_seconds=None,
+        ...     billed_milliseconds=801, memory_bytes=90 << 20, log=b"",
+        ... )
+        >>> json.loads(outcome.payload)["samples"]
+        100
 
     Attributes:
         request_id: id of the event.
@@ -284,6 +305,11 @@ def report_lines(spec: FunctionSpec, outcome: Outcome) -> bytes:
 
 class ServiceError(Exception):
     """A Lambda service error; the function was not run.
+
+    Example:
+        >>> reason = "ConcurrentInvocationLimitExceeded"
+        >>> ServiceError("TooManyRequestsException", "Rate Exceeded.", reason=reason).code
+        'TooManyRequestsException'
 
     Attributes:
         code: Lambda's error code, such as ``TooManyRequestsException``.

@@ -173,6 +173,7 @@ class LocalQueue:
         clock: returns the current time in POSIX seconds; default ``time.time``.
 
     Example:
+        >>> import random
         >>> queue = LocalQueue(QueueSpec(name="raw"), chance=random.Random(0))
         >>> _ = queue.send("hello")
         >>> queue.bodies
