@@ -83,6 +83,6 @@ def caller_stacklevel() -> int:
     import inspect  # takes as long as this whole package, and few programs have a deprecated name
 
     level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings.warn can skip packages itself
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OWN_PACKAGES:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
         level, frame = level + 1, frame.f_back
     return level

@@ -59,6 +59,11 @@ def test_a_deprecated_argument_is_taken_with_a_warning_to_the_caller(owner: str,
     assert old not in inspect.signature(function).parameters
 
 
+def test_code_without_a_module_name_is_warned_as_well() -> None:
+    with pytest.warns(DeprecationWarning, match=r"write start_concurrency="):
+        exec("FanoutConfig(start=1)", {"FanoutConfig": FanoutConfig})  # noqa: S102 - as an interpreter embeds code
+
+
 @pytest.mark.parametrize(("owner", "old", "new"), ARGUMENTS)
 def test_an_argument_by_both_names_is_an_error(owner: str, old: str, new: str) -> None:
     function, settings = CALLABLES[owner]
