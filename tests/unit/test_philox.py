@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from golden import make_order
+from stoker._order import random_words
 from stoker._order.random_words import Purpose, permutation, words
 
 ONES = (1 << 64) - 1
@@ -90,3 +91,21 @@ def test_permutations_are_uniform() -> None:
     chi_squared = sum((count - expected) ** 2 / expected for count in counts)
     assert len(counts) == 6
     assert chi_squared < 25.7  # the 0.9999 quantile for 5 degrees of freedom; the draw is seeded
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 255, 256, 257, 70_000])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_permutation_is_the_stable_argsort_of_its_words(count: int, seed: int) -> None:
+    settings = {"seed": seed, "purpose": Purpose.BLOCK, "epoch": 3, "index": 1}
+    assert permutation(count, **settings).tolist() == np.argsort(words(count, **settings), kind="stable").tolist()
+
+
+@pytest.mark.parametrize("drawn", [[5, 4, 3, 2, 1], [7, 7, 7, 7], [ONES, 0, ONES - 1, 0, ONES], [1 << 40, 1 << 40, 8]])
+def test_words_that_differ_in_their_last_bits_only_are_ordered_as_by_argsort(
+    monkeypatch: pytest.MonkeyPatch, drawn: list[int]
+) -> None:
+    found = np.array(drawn, np.uint64)
+    monkeypatch.setattr(random_words, "words", lambda *_, **__: found)
+    order = permutation(len(found), seed=0, purpose=Purpose.ROWS, epoch=0)
+    assert order.tolist() == np.argsort(found, kind="stable").tolist()
+    assert found.tolist() == drawn

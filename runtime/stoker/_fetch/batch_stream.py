@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -51,7 +52,11 @@ class StoredDataset:
 
     def __init__(self, store: Readable, manifest: Manifest, layout: EpochLayout | None = None) -> None:
         self.store, self.manifest, self.layout = store, manifest, layout
-        self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        """Number of samples before each super-sample in packed order, ``int64 [super-samples + 1]``."""
+        return np.concatenate([[0], np.cumsum(self.manifest.rows.samples, dtype=np.int64)])
 
     def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""

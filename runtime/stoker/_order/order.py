@@ -33,6 +33,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,8 @@ from stoker.errors import ConfigError
 
 Shuffle = Literal["none", "block", "window", "full"]
 MAX_LANES = 1 << 16
+_PIECES_AT_ONCE = 1 << 15
+"""Pieces whose blocks are computed at once: few enough for the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +107,26 @@ class Order:
     def __init__(self, samples: NDArray[np.integer], config: OrderConfig, epoch: int) -> None:
         self.config = config
         self.epoch = epoch
-        counts = np.asarray(samples, np.int64)
-        self.samples = int(counts.sum())
-        self._packed_starts = np.concatenate([[0], np.cumsum(counts)])
-        if config.shuffle in ("none", "full"):
-            self._sequence = np.arange(len(counts))
-        else:
-            self._sequence = _permutation(self, len(counts), Purpose.SUPER_SAMPLES)
-        self._starts = np.concatenate([[0], np.cumsum(counts[self._sequence])])
-        self._lanes: dict[int, Lane] = {}
+        self._counts = np.asarray(samples)
+        self.samples = int(self._counts.sum(dtype=np.int64))
+        self._lanes = WeakValueDictionary[int, Lane]()  # lanes refer to the order: no cycle may keep its arrays
+
+    @cached_property
+    def _packed_starts(self) -> NDArray[np.int64]:
+        """Number of samples before each super-sample in packed order, ``int64 [super-samples + 1]``."""
+        return _starts(self._counts)
+
+    @cached_property
+    def _sequence(self) -> NDArray[np.uint32]:
+        """Super-samples in the order of the epoch; not for ``full``."""
+        if self.config.shuffle == "none":
+            return np.arange(len(self._counts), dtype=np.uint32)
+        return _permutation(self, len(self._counts), Purpose.SUPER_SAMPLES).astype(np.uint32)
+
+    @cached_property
+    def _sequence_starts(self) -> NDArray[np.int64]:
+        """Number of samples before each element of ``_sequence``, ``int64 [super-samples + 1]``."""
+        return _starts(self._counts[self._sequence])
 
     @property
     def lanes(self) -> int:
@@ -124,18 +138,24 @@ class Order:
         return (self.samples - lane + self.lanes - 1) // self.lanes
 
     def lane(self, lane: int) -> Lane:
-        """Return one lane, by number from 0; not for ``full``."""
-        if lane not in self._lanes:
+        """Return one lane, by number from 0; not for ``full``. A lane is computed once while it is in use."""
+        found = self._lanes.get(lane)
+        if found is None:
             base, extra = divmod(self.samples, self.lanes)
             start = lane * base + min(lane, extra)
             end = start + self.lane_samples(lane)
-            first = int(np.searchsorted(self._starts, start, "right")) - 1
-            last = int(np.searchsorted(self._starts, end, "left"))
-            borders = self._starts[first : last + 1]
-            rows = np.stack([np.maximum(borders[:-1], start), np.minimum(borders[1:], end)]) - borders[:-1]
-            is_kept = rows[1] > rows[0]
-            self._lanes[lane] = Lane(self, lane, self._sequence[first:last][is_kept], rows[:, is_kept])
-        return self._lanes[lane]
+            first = int(np.searchsorted(self._sequence_starts, start, "right")) - 1
+            last = max(first, int(np.searchsorted(self._sequence_starts, end, "left")))
+            pieces = self._sequence[first:last]
+            counts = self._counts[pieces]
+            first_row = start - int(self._sequence_starts[first])
+            if len(counts):
+                counts[-1] -= int(self._sequence_starts[last]) - end
+                counts[0] -= first_row
+            if not counts.all():  # super-samples without samples
+                pieces, counts = pieces[counts > 0], counts[counts > 0]
+            found = self._lanes[lane] = Lane(self, lane, pieces, counts, first_row)
+        return found
 
     def feistel(self) -> FeistelPermutation:
         """Return the permutation of ``full``, from position to sample number in packed order."""
@@ -168,6 +188,13 @@ class Order:
         return ids
 
 
+def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the sums of the first 0, 1, … counts, ``int64 [counts + 1]``."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
 def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, part: int = 0) -> NDArray[np.int64]:
     """Return the permutation of ``range(count)`` for a purpose in an epoch."""
     return permutation(count, seed=order.config.seed, purpose=purpose, epoch=order.epoch, index=index, part=part)
@@ -176,21 +203,24 @@ def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, par
 class Lane:
     """One lane of an epoch; created by :meth:`Order.lane`.
 
+    A piece is a super-sample, or the part of one that is in the lane: the first piece may begin behind the first row,
+    and the last may end before the last row.
+
     Attributes:
-        super_samples: super-sample of each piece, ``int64 [pieces]``.
-        row_starts: first row of each piece, ``int64 [pieces]``.
-        row_ends: row behind the last of each piece, ``int64 [pieces]``.
+        super_samples: super-sample of each piece, ``uint32 [pieces]``.
         block_ends: place in the lane behind the last sample of each block, ``int64 [blocks]``.
     """
 
-    def __init__(self, order: Order, lane: int, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    def __init__(
+        self, order: Order, lane: int, super_samples: NDArray[np.uint32], counts: NDArray[np.integer], first_row: int
+    ) -> None:
         self._order, self._lane = order, lane
-        self.super_samples, self.row_starts, self.row_ends = super_samples, rows[0], rows[1]
-        self._counts = rows[1] - rows[0]
+        self.super_samples, self._counts, self._first_row = super_samples, counts, first_row
         pieces, window = len(super_samples), order.config.window
         self._parts = min(window, max(1, pieces // 2)) if order.config.shuffle == "window" else 1
         self._group = window if order.config.shuffle == "block" else 1
-        self.block_ends = np.cumsum(self._block_sizes())
+        sizes = self._block_sizes()
+        self.block_ends = np.cumsum(sizes, out=sizes)
         self._row_permutations: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._latest: tuple[int, Block] | None = None
 
@@ -198,10 +228,19 @@ class Lane:
         if self._group > 1:
             return np.add.reduceat(self._counts, np.arange(0, len(self._counts), self._group), dtype=np.int64)
         sizes = np.zeros(len(self._counts) + self._parts - 1, np.int64)
-        for part in range(self._parts):
-            cuts = part * self._counts // self._parts, (part + 1) * self._counts // self._parts
-            sizes[part : part + len(self._counts)] += cuts[1] - cuts[0]
+        for start in range(0, len(self._counts), _PIECES_AT_ONCE):
+            counts = self._counts[start : start + _PIECES_AT_ONCE].astype(np.int64)
+            previous_cut = np.zeros_like(counts)
+            for part in range(self._parts):
+                cut = (part + 1) * counts // self._parts
+                sizes[start + part : start + part + len(counts)] += cut - previous_cut
+                previous_cut = cut
         return sizes
+
+    def row_range(self, piece: int) -> range:
+        """Return the rows of a piece's super-sample that belong to the lane."""
+        start = 0 if piece else self._first_row
+        return range(start, start + int(self._counts[piece]))
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -247,19 +286,19 @@ class Lane:
 
     def _rows_of(self, piece: int, block: int) -> NDArray[np.int64]:
         """Return the rows of a piece that belong to a block, before the permutation of the block."""
-        start, count = int(self.row_starts[piece]), int(self._counts[piece])
+        rows = self.row_range(piece)
         if self._parts == 1:
-            return np.arange(start, start + count)
-        part = block - piece
-        rows = self._row_permutation(piece)
-        return start + rows[part * count // self._parts : (part + 1) * count // self._parts]
+            return np.arange(rows.start, rows.stop)
+        part, count = block - piece, len(rows)
+        permuted = self._row_permutation(piece)
+        return rows.start + permuted[part * count // self._parts : (part + 1) * count // self._parts]
 
     def _row_permutation(self, piece: int) -> NDArray[np.int64]:
         """Return the permutation of a piece's rows; those of the pieces in the window are cached."""
         if piece in self._row_permutations:
             return self._row_permutations[piece]
-        index, part = int(self.super_samples[piece]), int(self.row_starts[piece])
-        permutation = _permutation(self._order, int(self._counts[piece]), Purpose.ROWS, index, part)
+        rows = self.row_range(piece)
+        permutation = _permutation(self._order, len(rows), Purpose.ROWS, int(self.super_samples[piece]), rows.start)
         self._row_permutations[piece] = permutation
         if len(self._row_permutations) > self._parts:
             self._row_permutations.popitem(last=False)

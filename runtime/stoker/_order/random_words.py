@@ -64,8 +64,17 @@ def permutation(
     count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0
 ) -> NDArray[np.int64]:
     """Return a uniform permutation of ``range(count)``: the stable argsort of ``count`` words (ties by index)."""
-    keys = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
-    return np.argsort(keys, kind="stable")
+    drawn = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
+    # To sort words that end in their index is many times faster than argsort. It is the same, unless two words
+    # differ in the bits of the index only.
+    index_bits = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
+    keys = drawn & ~index_bits
+    keys |= np.arange(count, dtype=np.uint64)
+    keys.sort()
+    if (keys[1:] ^ keys[:-1] <= index_bits).any():
+        return np.argsort(drawn, kind="stable")
+    keys &= index_bits
+    return keys.view(np.int64)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
