@@ -198,7 +198,7 @@ class StreamConfig:
             is divided by ``LOCAL_WORLD_SIZE``. Batches that were yielded belong to the caller and are not counted.
         cache: caches on this machine, which keep super-samples for later epochs and, on a disk, later runs:
             ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of these, nearest first;
-            ``&policy=`` is ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. The limit of a disk is for the
+            ``&policy=`` is ``next-use`` (default), ``no-evict``, ``lru`` or ``fifo``. The limit of a disk is for the
             machine, that of memory for the rank (``limit=node:8GB``: for the machine) and not part of ``memory``.
         tier: shared tier between the machines and the bucket, which is read before the bucket:
             ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or a sequence of such URLs

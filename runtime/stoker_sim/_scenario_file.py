@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from stoker._base.fields import quote_value, read_toml
 from stoker._base.sizes import MAX_BYTES, parse_bytes
-from stoker._cache.eviction import policy_names
+from stoker._cache.eviction import RENAMED_POLICIES, policy_names, present_policy
 from stoker._deprecation import RENAMED
 from stoker._diagnostics.latency import (
     MAX_SECONDS,
@@ -356,11 +356,12 @@ def _parse_cache(section: TomlSection) -> CacheModel:
     kind = section.choice("kind", tuple(_DEFAULT_DEVICES), "disk")
     rate, seconds = _DEFAULT_DEVICES[kind]
     latency = _parse_latency(section.section("latency"), Constant(seconds))
+    policies = (*policy_names(), REPLICA_AWARE, *RENAMED_POLICIES)
     return section.create(
         CacheModel,
         name=section.text("name", kind),
         limit_bytes=section.size("limit_bytes"),
-        policy=section.choice("policy", (*policy_names(), REPLICA_AWARE), "next-use"),
+        policy=present_policy(section.choice("policy", policies, "next-use")),
         bytes_per_second=_parse_rate(section, "bytes_per_second", rate),
         latency=latency,
     )

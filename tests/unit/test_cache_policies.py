@@ -47,7 +47,7 @@ def hits(requests: list[Any], capacity: int, policy: EvictionPolicy[Any], known:
 POLICIES: dict[str, Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]] = {
     "fifo": lambda requests: (Fifo(), None),
     "lru": lambda requests: (Lru(), None),
-    "uniform": lambda requests: (NoEviction(), None),
+    "no-evict": lambda requests: (NoEviction(), None),
     "next-use": lambda requests: ((known := Known(requests)).policy(), known),
     "replica-aware": lambda requests: (ReplicaAware(Counter({key: key % 3 for key in requests})), None),
 }

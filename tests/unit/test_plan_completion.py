@@ -135,7 +135,7 @@ def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache
             feed=PipelineConfig(order=order, batch_size=64, memory_bytes=manifest.file_bytes + (512 << 20)),
             bucket=BucketModel(total_bytes_per_second=bandwidth),
             compute=Constant((8 << 20) / 400e6),
-            caches=[CacheModel(limit_bytes=manifest.size_bytes // 2, policy="uniform")],
+            caches=[CacheModel(limit_bytes=manifest.size_bytes // 2, policy="no-evict")],
             epochs=3,
         )
     )

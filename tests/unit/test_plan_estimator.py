@@ -116,7 +116,7 @@ def test_who_reads_everything_in_each_epoch_is_as_fast_by_next_use_as_by_uniform
     """An epoch's misses are spread over it, and do not come at its end, when no bandwidth would be enough."""
     uniform, next_use = (
         error(share(0.75, KNEE), replace(AROUND, policy=policy, memory_bytes=256 << 20))
-        for policy in ("uniform", "next-use")
+        for policy in ("no-evict", "next-use")
     )
     assert next_use == pytest.approx(uniform, abs=0.02)
 

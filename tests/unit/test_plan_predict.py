@@ -161,9 +161,9 @@ def test_a_cache_serves_its_share_in_later_epochs_only() -> None:
 
 
 def test_hit_rates_are_those_of_the_policies() -> None:
-    assert settled_hit_rate(0.5, 1, "uniform") == pytest.approx(0.5, abs=0.01)
-    assert settled_hit_rate(0.5, 3, "uniform") == pytest.approx(0.5 / 3, abs=0.03)
-    assert settled_hit_rate(0.5, 3, "next-use") > 2 * settled_hit_rate(0.5, 3, "uniform")
+    assert settled_hit_rate(0.5, 1, "no-evict") == pytest.approx(0.5, abs=0.01)
+    assert settled_hit_rate(0.5, 3, "no-evict") == pytest.approx(0.5 / 3, abs=0.03)
+    assert settled_hit_rate(0.5, 3, "next-use") > 2 * settled_hit_rate(0.5, 3, "no-evict")
     assert settled_hit_rate(5.0, 3, "next-use") == 1.0
     assert settled_hit_rate(0.0, 1, "lru") == 0.0
 

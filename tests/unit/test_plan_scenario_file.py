@@ -290,3 +290,9 @@ def test_a_deprecated_field_is_read_with_a_warning(tmp_path: Path) -> None:
 def test_a_field_by_both_names_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"node\.fetch: FetchConfig is given concurrency_most= beside"):
         read_scenario(written(tmp_path, LEAST + "fetch = { concurrency_most = 32, max_concurrency = 32 }"))
+
+
+def test_a_deprecated_cache_policy_is_the_present_one_with_a_warning(tmp_path: Path) -> None:
+    file = written(tmp_path, LEAST + "caches = [{ limit_bytes = '1MiB', policy = 'uniform' }]")
+    with pytest.warns(DeprecationWarning, match="^the cache policy uniform is deprecated: write no-evict$"):
+        assert [each.policy for each in read_scenario(file).scenario.caches] == ["no-evict"]

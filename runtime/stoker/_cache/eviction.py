@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker._base.fields import quote_value
 from stoker._base.plugins import load_plugin, plugin_names
+from stoker._deprecation import declare_renamed, warn_renamed
 from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError, StokerError
 
@@ -232,11 +233,24 @@ PolicyFactory = Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]
 
 POLICIES: Mapping[str, PolicyFactory] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
-    "uniform": lambda _: NoEviction(),
+    "no-evict": lambda _: NoEviction(),
     "lru": lambda _: Lru(),
     "fifo": lambda _: Fifo(),
 }
 """Built-in policies, by their names in settings."""
+
+
+RENAMED_POLICIES: Mapping[str, str] = {"uniform": "no-evict"}
+"""Present name by deprecated name, as for :func:`~stoker._deprecation.declare_renamed`."""
+
+declare_renamed("cache policy", RENAMED_POLICIES)
+
+
+def present_policy(name: str) -> str:
+    """Return the present name of a policy, with a warning if ``name`` is its deprecated one."""
+    if name in RENAMED_POLICIES:
+        warn_renamed(f"the cache policy {name}", RENAMED_POLICIES[name])
+    return RENAMED_POLICIES.get(name, name)
 
 
 def policy_names() -> tuple[str, ...]:

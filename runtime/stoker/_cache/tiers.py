@@ -22,7 +22,7 @@ from stoker._base.plugins import load_plugin
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.eviction import policy_factory
+from stoker._cache.eviction import policy_factory, present_policy
 from stoker._cache.index import AccessForecast, CacheIndex, CacheTierStatistics, ManagedTier, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, prefault
@@ -145,6 +145,7 @@ class CacheSpec(BoundedConfig):
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
+        object.__setattr__(self, "policy", present_policy(self.policy))
         policy_factory(self.policy)
 
     @classmethod

@@ -218,7 +218,7 @@ def _read_published(name: str) -> str:
 _DELI = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
 _DIESEL, _INFINICACHE, _IPDL = (load_paper(paper)["source"] for paper in ("diesel", "infinicache", "ipdl"))
 _SILOD = "SiloD (EuroSys 2023)"
-_CACHES = "uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)"
+_CACHES = "no-evict: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)"
 _DDP = "next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone"
 _OUR_TIER = "Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random"
 _ESTIMATE = "The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time"

@@ -122,14 +122,14 @@ _REMARKS = (
 )
 
 
-_POLICIES = ("lru", "fifo", "uniform", "next-use")
+_POLICIES = ("lru", "fifo", "no-evict", "next-use")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 """Cache sizes, as fractions of the objects that a node reads in an epoch."""
 _WARM_UP_FRACTION = 0.6
 """Fraction of epochs that is not counted, while caches fill and next-use adapts."""
 _PARTITIONED_HITS = {
     "fifo": (0.011, 0.048, 0.112, 0.207),
-    "uniform": (0.083, 0.167, 0.249, 0.332),
+    "no-evict": (0.083, 0.167, 0.249, 0.332),
     "next-use": (0.250, 0.416, 0.539, 0.627),
 }
 """Reference hit rates of three nodes that partition each epoch again, for each of ``_SHARES``."""
@@ -175,7 +175,7 @@ def _reference_hit_rates(nodes: int, policy: str) -> Sequence[float]:
     return () if policy == "fifo" else _SHARES
 
 
-_DDP_POLICIES = ("fifo", "uniform", "next-use")
+_DDP_POLICIES = ("fifo", "no-evict", "next-use")
 _WARM_UP_EPOCHS = 8
 """Number of first epochs that are not counted, while caches fill and next-use adapts. The last epoch is not counted
 either: a part of it is fetched before it begins, and nothing is fetched for a next one."""

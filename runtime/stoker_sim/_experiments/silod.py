@@ -195,7 +195,7 @@ class Circumstances:
     """
 
     super_samples: int = 500
-    policy: str = "uniform"
+    policy: str = "no-evict"
     first_byte: Latency = _FIRST_BYTE
     memory_bytes: int = 1 << 30
     warm_epochs: int = 3
@@ -302,7 +302,7 @@ def cases(quick: bool = False) -> Iterator[EstimateCase]:
     for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
         yield _create_case("several nodes", _RATE, part, supply, several, nodes=nodes)
     shares, few = ((0.9,), (1.0,)) if quick else ((0.5, 0.9), (0.5, 0.8, 1.0, 1.25))
-    for policy, part, supply in product(("uniform", "next-use"), shares, few):
+    for policy, part, supply in product(("no-evict", "next-use"), shares, few):
         yield _create_case(f"one node, little memory, {policy}", _RATE, part, supply, replace(little, policy=policy))
     for part, supply in product(cached[1:], supplies):
         entries = CacheEntries[str](NoEviction(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker._cache.eviction import POLICIES
+from stoker._cache.eviction import POLICIES, RENAMED_POLICIES
 from stoker._cache.tiers import CacheSpec
 from stoker._shared.client import ServerAddress
 from stoker._stores.location import parse_url
@@ -45,8 +46,9 @@ def urls(_: Path) -> Iterator[str]:
     for text in _CACHES:
         CacheSpec.parse(text)
         yield f"cache {text}"
-        for policy in POLICIES:
-            CacheSpec.parse(f"{text}&policy={policy}")
+        for policy in (*POLICIES, *RENAMED_POLICIES):
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                CacheSpec.parse(f"{text}&policy={policy}")
             yield f"cache {text}&policy={policy}"
     for path in ("manifest", "super-samples/0", "batches/0"):
         yield from (f"request /v1/NAME/{path} with {name}=" for name in _listed_parameters(f"/v1/train/{path}"))

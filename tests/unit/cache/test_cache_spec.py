@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "path", "limit_bytes", "is_of_node", "policy"),
     [
-        ("disk:/mnt/nvme/stoker?limit=20GB&policy=uniform", "/mnt/nvme/stoker", 20 * 10**9, True, "uniform"),
+        ("disk:/mnt/nvme/stoker?limit=20GB&policy=no-evict", "/mnt/nvme/stoker", 20 * 10**9, True, "no-evict"),
         ("disk:/mnt/my disk?limit=1GiB", "/mnt/my disk", 1 << 30, True, "next-use"),
         ("disk:/a?limit=node:5MB", "/a", 5_000_000, True, "next-use"),
         ("disk:/a:b&c?policy=lru&limit=7", "/a:b&c", 7, True, "lru"),
@@ -57,8 +57,8 @@ def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch
         ("disk:/a?limit=20M", "not a number of bytes"),
         ("disk:/a?limit=-1", "not a number of bytes"),
         ("disk:/a?limit=0", "limit_bytes must be at least 1"),
-        ("disk:/a?limit=1GB&policy=best", "next-use, uniform, lru, fifo"),
-        ("disk:/a?limit=1GB&policy=", "next-use, uniform, lru, fifo"),
+        ("disk:/a?limit=1GB&policy=best", "next-use, no-evict, lru, fifo"),
+        ("disk:/a?limit=1GB&policy=", "next-use, no-evict, lru, fifo"),
         (None, "given as a string"),
         (7, "given as a string"),
     ],
@@ -83,3 +83,10 @@ def test_several_are_the_nearest_first_and_in_different_places() -> None:
     for twice in ([memory, memory], [disk, memory, "disk:/a?limit=2GB"]):
         with pytest.raises(ConfigError, match="in the same place"):
             CacheSpec.parse_all(twice)
+
+
+def test_a_deprecated_policy_is_the_present_one_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="^the cache policy uniform is deprecated: write no-evict$") as caught:
+        spec = CacheSpec.parse("memory:?limit=2GB&policy=uniform")
+    assert [each.filename for each in caught] == [__file__]
+    assert spec == CacheSpec.parse("memory:?limit=2GB&policy=no-evict")
