@@ -193,11 +193,11 @@ class _ReadSequence:
         return int(self._next[self._latest[key]])
 
 
-def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> list[float]:
+def hit_rates(epochs: Sequence[NDArray[np.integer]], capacity: int, policy: str) -> list[float]:
     """Return the hit rate of each epoch of a node that offers all objects it reads to its cache.
 
     Args:
-        epochs: for each epoch an array ``int64 [reads]`` of the objects read.
+        epochs: for each epoch an integer array ``[reads]`` of the objects read.
         capacity: capacity of the cache, in objects.
         policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
 

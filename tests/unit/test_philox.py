@@ -96,8 +96,9 @@ def test_permutations_are_uniform() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 255, 256, 257, 70_000])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_permutation_is_the_stable_argsort_of_its_words(count: int, seed: int) -> None:
-    settings = {"seed": seed, "purpose": Purpose.BLOCK, "epoch": 3, "index": 1}
-    assert permutation(count, **settings).tolist() == np.argsort(words(count, **settings), kind="stable").tolist()
+    drawn = words(count, seed=seed, purpose=Purpose.BLOCK, epoch=3, index=1)
+    order = permutation(count, seed=seed, purpose=Purpose.BLOCK, epoch=3, index=1)
+    assert order.tolist() == np.argsort(drawn, kind="stable").tolist()
 
 
 @pytest.mark.parametrize("drawn", [[5, 4, 3, 2, 1], [7, 7, 7, 7], [ONES, 0, ONES - 1, 0, ONES], [1 << 40, 1 << 40, 8]])

@@ -167,7 +167,7 @@ class Order:
         super_samples = np.searchsorted(self._packed_starts, samples, "right") - 1
         return super_samples, samples - self._packed_starts[super_samples]
 
-    def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sample_ids(self, super_samples: NDArray[np.integer], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return samples given by super-sample and row as numbers in packed order: the inverse of :meth:`locate`."""
         ids: NDArray[np.int64] = self._packed_starts[super_samples] + rows
         return ids
