@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,10 @@ MODULES = (
     "stoker_sim",
     "stoker_torch",
 )
+PAGES_OF_0_1_0 = """
+allocation architecture cache costs data-loader deploy experiments fan-out format frameworks function-cloud functions
+fuzzing local-bucket order performance planning plugins serve shuffle simulator trace warm-tier
+"""
 
 
 def public_objects(name: str) -> dict[str, Any]:
@@ -86,9 +93,67 @@ def undescribed_parameters(found: Any) -> set[str]:
 
 
 def test_the_first_page_leads_to_a_newcomer_s_five_questions() -> None:
-    links = set(re.findall(r"\]\(([\w-]+)\.md\)", (ROOT / "docs" / "index.md").read_text("utf-8")))
-    # Install; pack a table and images; read from MinIO; resume on fewer GPUs; add a store.
-    assert {"install", "tables", "images", "buckets", "resume", "plugins"} <= links
+    links = set(re.findall(r"\]\(([\w#.-]+)\)", (ROOT / "docs" / "index.md").read_text("utf-8")))
+    assert links >= {
+        "install.md",
+        "tables.md",
+        "images.md",
+        "buckets.md#minio-cloudflare-r2-and-others",
+        "resume.md",
+        "plugins.md#a-store",
+    }
+
+
+def test_the_first_page_has_the_readme_s_example() -> None:
+    example = re.compile(r"```python\n.*?```", re.DOTALL)
+    first, readme = (
+        example.search(path.read_text("utf-8")) for path in (ROOT / "docs" / "index.md", ROOT / "README.md")
+    )
+    assert first is not None
+    assert readme is not None
+    assert first[0] == readme[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True, timeout=300)
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(
+        r"""<(?:script|img|link|iframe)[^>]*\s(?:src|href)=["']?(?:https?:)?//[^>]*>|@import|url\(["']?http"""
+    )
+    texts = [path for path in site.rglob("*") if path.suffix in {".html", ".css", ".svg"}]
+    assert len(texts) > 50
+    assert [(path.name, found[0]) for path in texts for found in loads.finditer(path.read_text("utf-8"))] == []
+
+
+def test_every_picture_of_the_site_has_a_text(site: Path) -> None:
+    pages = {page: re.findall(r"<img[^>]*>", page.read_text("utf-8")) for page in site.rglob("*.html")}
+    assert [
+        (page, picture) for page, found in pages.items() for picture in found if not re.search('alt="[^"]', picture)
+    ] == []
+
+
+def test_the_api_reference_has_no_markup_of_other_tools_and_no_private_path(site: Path) -> None:
+    wrong = re.compile(
+        r":(?:class|meth|func|data|attr|mod|exc|obj):|``|~stoker|<autoref|\bstoker\w*(?:\.\w+)*\._[a-z]\w*"
+    )
+    for page in (site / "api").rglob("index.html"):
+        assert wrong.findall(page.read_text("utf-8")) == [], page
+
+
+def test_pages_of_version_0_1_0_are_there_or_lead_to_others(site: Path) -> None:
+    for name in PAGES_OF_0_1_0.split():
+        page = (site / name / "index.html").read_text("utf-8")
+        if moved := re.search(r'http-equiv="refresh" content="0; url=(.*?)"', page):
+            assert "<article" in (site / name / moved[1] / "index.html").read_text("utf-8"), name
+        else:
+            assert "<article" in page, name
 
 
 def test_every_decision_is_in_the_table_and_names_modules_and_tests_that_exist() -> None:

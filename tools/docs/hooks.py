@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: links out of the pages' folder become plain text, and the API reference shows public names only."""
+"""Hooks of mkdocs: what the site shows of Markdown written for the repository, public names only, and moved pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mkdocs.utils import get_relative_url
 # The handlers of functions are attributes that a module makes when they are asked for: no page shows them.
 logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "Unsupported item" not in record.getMessage())
 
+_COMMANDS = re.compile(r"^```console\n((?:\$ (?:.*\\\n)*.*\n)+)```$", re.MULTILINE)
 _SHOWN = re.compile(r"^::: ([\w.]+\.(\w+))$", re.MULTILINE)
 _UNRESOLVED = re.compile(r'<span title="[^"]*">((?:<code>)?(\w+)(?:</code>)?|[^<]*)</span>')
 _NAME = re.compile(r'(?<!">)<code>([A-Z]\w+|\w+_\w+)</code>')
@@ -20,9 +21,12 @@ _BASES = re.compile(r'<p class="doc doc-class-bases">\s*Bases: (.*?)</p>', re.DO
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
-    """Return a page whose links all lead to pages of the site."""
+    """Return a page whose links all lead to pages of the site, and whose commands can be copied without a prompt."""
     steps = page.file.src_uri.count("/") + 1
-    return re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{steps},}}[^)]*\)", r"\1", markdown)
+    markdown = re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{steps},}}[^)]*\)", r"\1", markdown)
+    return _COMMANDS.sub(
+        lambda found: "```bash\n" + re.sub("^[$] ", "", found[1], flags=re.MULTILINE) + "```", markdown
+    )
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -41,6 +45,18 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     output = _BASES.sub(lambda found: _public_bases(found[0], places), output)
     output = _UNRESOLVED.sub(lambda found: link(found[1], found[2]), output)
     return _NAME.sub(lambda found: link(f"<code>{found[1]}</code>", found[1]), output)
+
+
+def on_post_build(config: Any) -> None:
+    """Write a page at each address that a page had before, which leads to the new one."""
+    for old, new in config.extra["moved"].items():
+        page = Path(config.site_dir) / old / "index.html"
+        page.parent.mkdir()
+        page.write_text(
+            f'<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url=../{new}/">'
+            f'<link rel="canonical" href="../{new}/"><a href="../{new}/">This page has moved.</a>\n',
+            "utf-8",
+        )
 
 
 def _public_bases(paragraph: str, places: Mapping[str, str]) -> str:
