@@ -174,7 +174,7 @@ class PlannedCache:
 class _ReadSequence:
     """The sequence of objects that one node reads over all epochs, with the position of each object's next read."""
 
-    def __init__(self, epochs: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(self, epochs: Sequence[NDArray[np.integer]]) -> None:
         self.sequence = np.concatenate(epochs)
         self.present = -1
         self._next = np.full(len(self.sequence), np.iinfo(np.int64).max)
