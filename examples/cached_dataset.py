@@ -62,7 +62,7 @@ def main() -> None:
             # 20 samples are fetched whenever 20 are left; the other 10 are for the batch that is being put together.
             sampler = PrefetchSampler.half_and_half(RandomSampler(dataset), dataset, in_hand=BATCH_SIZE, epochs=EPOCHS)
             train("CachedDataset and PrefetchSampler", DataLoader(dataset, BATCH_SIZE, sampler=sampler))
-            print(f"{dataset.stats().misses} of {dataset.stats().look_ups} look-ups were misses")
+            print(f"{dataset.stats().misses} of {dataset.stats().lookups} look-ups were misses")
         objects.client.close()
 
 

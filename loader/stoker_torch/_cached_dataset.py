@@ -218,7 +218,7 @@ class CachedDataset(Dataset[Any], Closeable):
         >>> sampler = PrefetchSampler(RandomSampler(images), dataset, fetch_size=1024, threshold=1024)
         >>> for image, label in DataLoader(dataset, sampler=sampler, batch_size=64):
         ...     train_step(image, label)
-        >>> dataset.stats().look_ups
+        >>> dataset.stats().lookups
         128
         >>> dataset.close()
     """
@@ -286,9 +286,9 @@ class CachedDataset(Dataset[Any], Closeable):
 
     def stats(self) -> CacheStatistics:
         """Return the statistics so far: look-ups of all processes, and fetches of this process."""
-        look_ups, misses, damaged, waited_ns = self.cache.counts.read()
+        lookups, misses, damaged, waited_ns = self.cache.counts.read()
         seconds, fetches = waited_ns / 1e9, self.service.counts
-        return CacheStatistics(look_ups=look_ups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetches)
+        return CacheStatistics(lookups=lookups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetches)
 
     def close(self) -> None:
         """Stop fetching: drop queued reads, wait up to 5 s for current ones and end the threads. Idempotent."""

@@ -50,7 +50,7 @@ class InformedDataLoader(DataLoader[Any]):
         >>> loader = InformedDataLoader(images, batch_size=64, shuffle=True, depth=2)
         >>> for image, label in loader:
         ...     train_step(image, label)
-        >>> loader.stats().look_ups
+        >>> loader.stats().lookups
         2
     """
 
@@ -78,8 +78,8 @@ class InformedDataLoader(DataLoader[Any]):
 
         The first batch of an epoch is always a miss.
         """
-        look_ups, misses, _, waited_ns = self._counts.read()
-        return LookupStatistics(look_ups=look_ups, misses=misses, wait_seconds=waited_ns / 1e9)
+        lookups, misses, _, waited_ns = self._counts.read()
+        return LookupStatistics(lookups=lookups, misses=misses, wait_seconds=waited_ns / 1e9)
 
 
 _LoadedBatch = tuple[Any, BaseException | None]

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 
+from stoker._base.arguments import explain_arguments
 from stoker._base.closeable import Closeable
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
@@ -29,36 +30,38 @@ _AMOUNTS = struct.Struct("<4Q")
 """Amounts in a file."""
 
 
+@explain_arguments("LookupStatistics", renamed={"look_ups": "lookups"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupStatistics:
     """Counts since construction; the difference of two has the counts between them, for example of an epoch.
 
     Attributes:
-        look_ups: number of samples or batches that training looked up.
+        lookups: number of samples or batches that training looked up.
         misses: number of look-ups that did not find the sample or batch.
         wait_seconds: total time of all look-ups, added up over worker processes.
     """
 
-    look_ups: int
+    lookups: int
     misses: int
     wait_seconds: float
 
     @property
     def miss_rate(self) -> float:
         """Misses per look-up, 0 to 1."""
-        return self.misses / self.look_ups if self.look_ups else 0.0
+        return self.misses / self.lookups if self.lookups else 0.0
 
     def __sub__(self, earlier: Self) -> Self:
         """Return the counts since ``earlier``."""
         return type(self)(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
 
+@explain_arguments("CacheStatistics", renamed={"look_ups": "lookups"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics(LookupStatistics):
     """Counts of a :class:`~stoker_torch.CachedDataset` and of the service that fills its cache.
 
     Attributes:
-        look_ups: number of samples that training looked up.
+        lookups: number of samples that training looked up.
         misses: number of look-ups that did not find the sample.
         wait_seconds: total time of all look-ups, added up over worker processes.
         damaged: number of misses whose entry was found and did not match its checksum.
@@ -83,8 +86,8 @@ class CacheStatistics(LookupStatistics):
 
 
 def _add_lookup(amounts: LookupAmounts, missed: bool, damaged: bool, wait_seconds: float) -> LookupAmounts:
-    look_ups, misses, damages, waited_ns = amounts
-    return look_ups + 1, misses + missed, damages + damaged, waited_ns + round(wait_seconds * 1e9)
+    lookups, misses, damages, waited_ns = amounts
+    return lookups + 1, misses + missed, damages + damaged, waited_ns + round(wait_seconds * 1e9)
 
 
 class LookupCounts:

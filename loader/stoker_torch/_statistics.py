@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker._base.arguments import explain_arguments
 from stoker._base.meter import Egress, MeterReading, Operation
 from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import format_bytes, format_count, format_dollars
@@ -15,7 +16,7 @@ from stoker._cache.index import CacheTierStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline
-from stoker._format.display import TableRows, html_table, text_table, to_plain
+from stoker._format.display import PLAIN_KEY, TableRows, html_table, text_table, to_plain
 from stoker._stores.object_store import price_key
 from stoker.errors import MemoryBudgetError
 
@@ -125,6 +126,7 @@ _MIN_SHOWN_SECONDS = 0.001
 """The table leaves out phases in which the loop waited less than this."""
 
 
+@explain_arguments("LoaderStatistics", renamed={"look_ups": "lookups"})
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
     """Counts since the loader was constructed; ``str()`` makes a table, :meth:`to_dict` plain values.
@@ -145,7 +147,7 @@ class LoaderStatistics:
         loop_seconds: time from the beginning of the first iteration to the last batch yielded.
         construction_seconds: time that constructing the loader took: opening the store and reading the manifest.
         first_batch_seconds: time from the beginning of the first iteration to the first batch; None before it.
-        look_ups: super-samples looked up in memory, each when a batch first needed it.
+        lookups: super-samples looked up in memory, each when a batch first needed it.
         misses: look-ups of super-samples that were not in memory yet.
         get_requests: GET requests sent, including hedges and retries.
         read_bytes: bytes received.
@@ -183,7 +185,7 @@ class LoaderStatistics:
     loop_seconds: float
     construction_seconds: float
     first_batch_seconds: float | None
-    look_ups: int
+    lookups: int = field(metadata={PLAIN_KEY: "look_ups"})
     misses: int
     get_requests: int
     read_bytes: int
@@ -247,11 +249,11 @@ class LoaderStatistics:
             ("hedges", f"{self.hedges:,}, of which {self.hedge_wins:,} were faster"),
             ("dollars", format_dollars(self.dollars)),
         ]
-        rows += [("there in time", f"{self.look_ups - self.misses:,} of {self.look_ups:,} super-samples")]
+        rows += [("there in time", f"{self.lookups - self.misses:,} of {self.lookups:,} super-samples")]
         tiers = [name for name in self.tier_hits if name not in self.caches]
         rows += [(f"from {name}", format_count(self.tier_hits[name], "super-sample")) for name in tiers]
         rows += [
-            (f"cache {name}", f"{each.hits:,} of {each.look_ups:,} hit, {format_bytes(each.used_bytes)} held")
+            (f"cache {name}", f"{each.hits:,} of {each.lookups:,} hit, {format_bytes(each.used_bytes)} held")
             for name, each in self.caches.items()
         ]
         for name, samples in (("bad samples", self.bad_samples), ("repeated samples", self.repeated_samples)):
@@ -341,7 +343,7 @@ class LoopStatistics:
             loop_seconds=self.loop_seconds,
             construction_seconds=self.construction_seconds,
             first_batch_seconds=self.first_batch_seconds,
-            look_ups=counters.lookups,
+            lookups=counters.lookups,
             misses=counters.misses,
             get_requests=reading.requests[Operation.GET],
             read_bytes=reading.read_bytes,

@@ -146,7 +146,7 @@ def test_what_a_disk_cache_holds_is_not_read_from_the_bucket(
     with Loader(url, batch_size=5, memory="1MB", options=options, cache=cache, epochs=1) as loader:
         assert sorted(numbers_of(loader)) == list(range(SAMPLES))
         (found,) = loader.stats().caches.values()
-        assert (found.look_ups, found.hits) == (5, 5)
+        assert (found.lookups, found.hits) == (5, 5)
         assert loader.stats().get_requests == 1  # the manifest
     assert sorted(path.name for path in (tmp_path / "cache").rglob("*")) == files
 

@@ -35,7 +35,7 @@ def test_what_was_offered_is_read_again_bit_by_bit(made: Maker) -> None:
             assert await kept(tier, row) == body(row)
         assert [await kept(tier, row) for row in range(20)] == [body(row) for row in range(20)]
         found = tier.statistics()
-        assert (found.look_ups, found.hits, found.objects, found.evicted, found.damaged) == (40, 40, found.added, 0, 0)
+        assert (found.lookups, found.hits, found.objects, found.evicted, found.damaged) == (40, 40, found.added, 0, 0)
         await tier.close()
 
     asyncio.run(check())

@@ -58,8 +58,8 @@ def test_a_run_after_one_that_was_killed_reads_its_first_epoch_mostly_from_disk(
     assert exit_code(read_until_killed, url, cache, batches * 9 // 10) == -signal.SIGKILL
     told = epoch_of(url, cache, tmp_path)
     assert told["numbers"] == plain_epoch(url)
-    assert told["hits"] > 0.7 * told["look_ups"]
-    assert told["requests"] == told["look_ups"] - told["hits"] + 1  # and the manifest
+    assert told["hits"] > 0.7 * told["lookups"]
+    assert told["requests"] == told["lookups"] - told["hits"] + 1  # and the manifest
     assert epoch_of(url, cache, tmp_path)["requests"] == 1
 
 
@@ -92,7 +92,7 @@ def test_two_processes_at_once_share_a_folder_and_both_have_every_sample(
     told = [json.loads(report.read_text()) for report in reports]
     assert told[0]["numbers"] == told[1]["numbers"] == plain_epoch(url)
     kept = {each.name for each in (tmp_path / "cache").rglob("*") if each.is_file()}
-    assert len(kept) == told[0]["look_ups"]
+    assert len(kept) == told[0]["lookups"]
 
 
 def test_a_forked_child_that_lives_on_does_not_keep_its_killed_parents_part(url: str, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_its_killed_parents_part(url:
     try:
         told = epoch_of(url, cache, tmp_path)
         kept = [each for each in (tmp_path / "cache").rglob("*") if each.is_file()]
-        assert len(kept) == told["look_ups"]  # the next process had the part to write to
+        assert len(kept) == told["lookups"]  # the next process had the part to write to
     finally:
         os.kill(child, signal.SIGKILL)
 

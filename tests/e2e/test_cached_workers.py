@@ -56,7 +56,7 @@ def test_workers_get_from_disk_what_the_main_process_fetches_before_and_while_th
             found = [label for batch in batches for label in batch["label"].tolist()]
             assert sorted(found) == list(range(40))
         statistics = dataset.stats()
-        assert (statistics.look_ups, statistics.misses, statistics.fetched) == (80, 0, 40)
+        assert (statistics.lookups, statistics.misses, statistics.fetched) == (80, 0, 40)
         assert statistics.wait_seconds > 0
         del batches  # ends its workers
     assert not list(tmp_path.iterdir())
@@ -73,7 +73,7 @@ def test_batches_are_the_plain_ones_while_threads_fetch_and_workers_are_forked_b
         for _ in range(5):
             for one, other in zip(plain, cached, strict=True):
                 assert same(one, other)
-        assert dataset.stats().look_ups == 200
+        assert dataset.stats().lookups == 200
 
 
 def test_a_damaged_file_is_read_again_from_the_data_set_and_counted(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_two_ranks_that_share_a_folder_deliver_every_sample_once(tmp_path: Path)
             sampler = PrefetchSampler.half_and_half(order, dataset)
             sampler.set_epoch(1)
             found += [label for batch in loader(dataset, sampler) for label in batch["label"].tolist()]
-            assert dataset.stats().look_ups == 20
+            assert dataset.stats().lookups == 20
     assert sorted(found) == list(range(40))
 
 

@@ -230,7 +230,7 @@ assert (before.batches, before.samples) == (3, 120)
 
 def check(stats):
     assert (stats.batches, stats.samples) == (10, 400)
-    assert 0 <= stats.misses <= stats.look_ups and stats.look_ups > before.look_ups
+    assert 0 <= stats.misses <= stats.lookups and stats.lookups > before.lookups
     assert (stats.retries, stats.hedge_wins, stats.bad_samples, stats.repeated_samples) == (0, 0, 0, 0)
     assert stats.first_batch_seconds == before.first_batch_seconds
     assert 0 <= stats.bucket_wait_seconds <= stats.wait_seconds <= stats.loop_seconds and 0 <= stats.stall <= 1
@@ -248,7 +248,7 @@ assert loader.stats().batches == 3
 numbers(batches)
 check(loader.stats())
 super_samples = len(loader.manifest)
-assert loader.stats().look_ups == super_samples
+assert loader.stats().lookups == super_samples
 assert super_samples < loader.stats().get_requests <= super_samples + 3
 """
     assert quiet(body, url, tmp_path) == "0\n"

@@ -67,7 +67,7 @@ def train(options: S3Options, warm: str) -> Run:
                         damaged.append(number)
                 time.sleep(BATCH_SECONDS)  # what a step takes
         found = loader.stats()
-    return Run(epochs, damaged, found.look_ups, found.tier_hits.get("warm", 0))
+    return Run(epochs, damaged, found.lookups, found.tier_hits.get("warm", 0))
 
 
 async def warmed(cloud: FunctionCloud, number: int) -> None:

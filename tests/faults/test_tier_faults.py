@@ -138,7 +138,7 @@ def test_whatever_happens_to_tiers_every_object_comes_and_is_right(
     assert arrived > 200
     for tier in tiers:
         found = tier.statistics()
-        assert found.hits <= found.look_ups
+        assert found.hits <= found.lookups
         assert found.objects == 0  # closed
 
 

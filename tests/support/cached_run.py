@@ -36,7 +36,7 @@ def read_epoch(url: str, cache: str, report: str) -> None:
             "numbers": found,
             "requests": stats.get_requests,
             "hits": kept.hits,
-            "look_ups": kept.look_ups,
+            "lookups": kept.lookups,
             "damaged": kept.damaged,
             "limit_bytes": kept.limit_bytes,
         }

@@ -6,7 +6,7 @@ import inspect
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,33 @@ from typing import Any
 import pytest
 
 from stoker import FetchConfig, RetryPolicy
+from stoker._cache.index import CacheTierStatistics
 from stoker._deprecation import RENAMED
 from stoker.errors import ArgumentError, MemoryBudgetError
 from stoker.fanout import FanoutConfig, Report
 from stoker.trace import OpenTelemetrySink
+from stoker_torch import CacheStatistics, LoaderStatistics
 from stoker_torch._config import MOVED_SETTINGS
+from stoker_torch._sample_cache import LookupStatistics
 from support.outside_names.python_api import python_api
 
 PAGE = Path(__file__).parents[2] / "docs" / "api" / "index.md"
 ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 
+
+def _zeros(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: 0 for field in fields(kind)}
+
+
 CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "CacheStatistics": (CacheStatistics, _zeros(CacheStatistics)),
+    "CacheTierStatistics": (CacheTierStatistics, _zeros(CacheTierStatistics)),
     "FanoutConfig": (FanoutConfig, {}),
     "FetchConfig": (FetchConfig, {}),
+    "LoaderStatistics": (LoaderStatistics, _zeros(LoaderStatistics)),
+    "LookupStatistics": (LookupStatistics, _zeros(LookupStatistics)),
     "OpenTelemetrySink": (OpenTelemetrySink, {"min_wait_seconds": 0.5}),
-    "Report": (Report, dict.fromkeys(Report.__dataclass_fields__, 0)),
+    "Report": (Report, _zeros(Report)),
     "RetryPolicy": (RetryPolicy, {}),
 }
 """Class or function with deprecated arguments → itself, and its arguments by their present names."""

@@ -16,6 +16,7 @@ from stoker._base.progress import ProgressReporter, WorkAmount, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
 from stoker._fetch.materialized_pipeline import read_epoch
+from stoker._format.display import to_plain
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, EpochLayout
@@ -183,7 +184,7 @@ class _EpochMaker:
         if self._args.json:
             counts = {str(operation): count for operation, count in reading.requests.items() if count}
             cost = {"requests": counts, "dollars": Prices.load().dollars(reading)}
-            print(json_text({"epochs": self._epochs, "fan_out": asdict(self._driver.report), **cost}))
+            print(json_text({"epochs": self._epochs, "fan_out": to_plain(self._driver.report), **cost}))
             return
         if self._args.on:
             say(self._args, *lines)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import explain_arguments
 from stoker._cache.eviction import CacheEntries, policy_factory
+from stoker._format.display import PLAIN_KEY
 from stoker._format.manifest import Manifest, NameIndex
 from stoker._order.order import Order
 from stoker._order.sharding import Sharding
@@ -149,12 +151,13 @@ class AccessForecast:
         return plan
 
 
+@explain_arguments("CacheTierStatistics", renamed={"look_ups": "lookups"})
 @dataclass(slots=True, kw_only=True)
 class CacheTierStatistics:
     """Counters and size of one tier in one process.
 
     Attributes:
-        look_ups: Number of objects that were requested.
+        lookups: Number of objects that were requested.
         hits: Number of requested objects that were delivered, from any process's part of a shared folder.
         added: Number of objects that were added.
         evicted: Number of objects that were evicted.
@@ -166,7 +169,7 @@ class CacheTierStatistics:
         limit_bytes: Maximum size of these objects, in bytes.
     """
 
-    look_ups: int = 0
+    lookups: int = field(default=0, metadata={PLAIN_KEY: "look_ups"})
     hits: int = 0
     added: int = 0
     evicted: int = 0
@@ -238,7 +241,7 @@ class CacheIndex:
 
         The policy is informed before its next decision; by then this use lies in the past of the forecast.
         """
-        self.counts.look_ups += 1
+        self.counts.lookups += 1
         if name not in self._entries:
             return False
         self._reported_hits.pop(name, None)

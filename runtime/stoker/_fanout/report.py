@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, format_count, format_dollars
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
+from stoker._format.display import PLAIN_KEY
 from stoker.abc import Answer
 from stoker.errors import ConfigError
 
@@ -64,7 +65,7 @@ class Report:
     second_calls: int
     second_calls_won: int
     cold_starts: int
-    wasted_calls: int
+    wasted_calls: int = field(metadata={PLAIN_KEY: "in_vain"})
     seconds: float
     billed_seconds: float
     gb_seconds: float

@@ -56,10 +56,14 @@ def describe_manifest(manifest: Manifest, columns: Mapping[str, Column]) -> str:
     )
 
 
+PLAIN_KEY = "plain key"
+"""Key in the metadata of a dataclass's field: the field's key for :func:`to_plain`, if that is not its name."""
+
+
 def to_plain(value: Any) -> Any:
     """Convert a value to dictionaries, lists, strings and numbers, for JSON; properties are omitted."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.metadata.get(PLAIN_KEY, each.name): to_plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -98,7 +98,7 @@ def test_shuffle_shows_plans_and_epochs(url: str, capsys: pytest.CaptureFixture[
     assert {plan["way"] for plan in plans} == {"ranged", "streamed", "scattered"}
     found = document(capsys, *arguments)
     assert [(each["epoch"], each["is_new"]) for each in found["epochs"]] == [(0, True), (1, True)]
-    assert found["fan_out"]["samples"] == 2 * SAMPLES
+    assert (found["fan_out"]["samples"], found["fan_out"]["in_vain"]) == (2 * SAMPLES, 0)
     assert found["requests"]["PUT"] > 2
     again = document(capsys, *arguments)
     assert [(each["epoch"], each["is_new"]) for each in again["epochs"]] == [(0, False), (1, False)]

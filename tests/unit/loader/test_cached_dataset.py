@@ -78,7 +78,7 @@ def test_every_look_up_miss_and_second_is_counted() -> None:
     with pytest.raises(OSError, match="no sample 8"):
         _ = dataset[8]
     assert dataset.stats() == CacheStatistics(
-        look_ups=4, misses=2, damaged=0, wait_seconds=4.0, fetches=2, fetched=3, already_cached=2, failures=1
+        lookups=4, misses=2, damaged=0, wait_seconds=4.0, fetches=2, fetched=3, already_cached=2, failures=1
     )
     assert dataset.stats().miss_rate == 0.5
 
@@ -91,7 +91,7 @@ def test_the_difference_of_two_statistics_is_what_happened_between_them() -> Non
     dataset.service.fetch([1])
     _ = dataset[1]
     assert dataset.stats() - before == CacheStatistics(
-        look_ups=1, misses=0, damaged=0, wait_seconds=1.0, fetches=1, fetched=1, already_cached=0, failures=0
+        lookups=1, misses=0, damaged=0, wait_seconds=1.0, fetches=1, fetched=1, already_cached=0, failures=0
     )
 
 

@@ -152,7 +152,7 @@ def test_batches_waits_and_what_was_not_there_when_asked_for_are_counted() -> No
     now = 0.0
     watched = Watched(4)
     loader = InformedDataLoader(watched, batch_size=None, depth=2, clock=lambda: now)
-    assert loader.stats() == LookupStatistics(look_ups=0, misses=0, wait_seconds=0)
+    assert loader.stats() == LookupStatistics(lookups=0, misses=0, wait_seconds=0)
 
     class Late:
         """Lets time pass while a batch is waited for."""
@@ -180,7 +180,7 @@ def test_batches_waits_and_what_was_not_there_when_asked_for_are_counted() -> No
     while line.loaded.qsize() < 2:
         pass
     next(batches)
-    assert loader.stats() == LookupStatistics(look_ups=3, misses=2, wait_seconds=10)
+    assert loader.stats() == LookupStatistics(lookups=3, misses=2, wait_seconds=10)
     assert loader.stats().miss_rate == 2 / 3
     assert len(list(batches)) == 1
 

@@ -284,7 +284,7 @@ def test_statistics_count_what_was_done(url: str) -> None:
         statistics = loader.stats()
     assert statistics.batches == 10
     assert statistics.samples == 500
-    assert statistics.look_ups == len(loader.manifest)
+    assert statistics.lookups == len(loader.manifest)
     assert statistics.read_bytes >= loader.manifest.size_bytes
     assert 0 <= statistics.wait_seconds <= statistics.loop_seconds
     assert 0 <= statistics.stall <= 1

@@ -60,11 +60,11 @@ def test_one_node_hits_as_often_as_any_policy_can(url: str, shuffle: str, share:
     held, epochs = round(share * objects), 5
     _, stats = delivered(url, epochs, **given, cache=f"memory:?limit={held * slot_bytes}")
     found = stats.caches["memory"]
-    assert (found.objects, found.look_ups) == (held, epochs * objects)
+    assert (found.objects, found.lookups) == (held, epochs * objects)
     # Each object is needed once an epoch: nobody hits more than is held in the cache, and under way at the border.
     most = held + (slots if is_ahead else 2)
     assert (epochs - 1) * held <= found.hits <= (epochs - 1) * most
-    assert stats.get_requests == found.look_ups - found.hits + 1  # and the manifest
+    assert stats.get_requests == found.lookups - found.hits + 1  # and the manifest
 
 
 def test_a_disk_that_holds_everything_leaves_the_bucket_alone_after_the_first_epoch(url: str, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_next_run_begins_with_what_the_last_one_left(url: str, tmp_path: Pat
     delivered(url, 1, cache=cache)
     first, stats = delivered(url, 1, cache=cache, seed=6)
     (found,) = stats.caches.values()
-    assert (found.hits, found.look_ups, stats.get_requests) == (found.look_ups, found.look_ups, 1)
+    assert (found.hits, found.lookups, stats.get_requests) == (found.lookups, found.lookups, 1)
     assert first == delivered(url, 1, seed=6)[0]
 
 
@@ -95,7 +95,7 @@ NODES = {"next-use": 0.416, "no-evict": 0.167, "fifo": 0.048}
 
 def hit_rate(url: str, policy: str, *, share: float, epochs: int, warm_up: int) -> float:
     """Return how much of what ranks need, once caches are warm, these have."""
-    hits = look_ups = 0
+    hits = lookups = 0
     for rank in range(RANKS):
         given = settings(rank=rank, world_size=RANKS, epochs=epochs, window=2, memory="60KB")
         with Loader(url, **given) as loader:
@@ -110,8 +110,8 @@ def hit_rate(url: str, policy: str, *, share: float, epochs: int, warm_up: int) 
             after = loader.stats().caches["memory"]
             assert before is not None
             hits += after.hits - before.hits
-            look_ups += after.look_ups - before.look_ups
-    return hits / look_ups
+            lookups += after.lookups - before.lookups
+    return hits / lookups
 
 
 def test_three_ranks_that_deal_anew_hit_as_often_as_the_order_allows(url: str) -> None:
@@ -152,8 +152,8 @@ def test_hits_in_a_farther_cache_fill_the_nearer_one(url: str, tmp_path: Path) -
     _, stats = delivered(url, 2, cache=["memory:?limit=10MB", disk])
     near, far = stats.caches["memory"], stats.caches[f"disk:{tmp_path}"]
     assert stats.get_requests == 1
-    assert near.hits + far.hits == near.look_ups
-    assert near.hits >= near.look_ups // 4  # of a half: what was under way came from disk twice
+    assert near.hits + far.hits == near.lookups
+    assert near.hits >= near.lookups // 4  # of a half: what was under way came from disk twice
 
 
 def test_reading_some_columns_uses_what_is_kept_and_adds_nothing(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_reading_some_columns_uses_what_is_kept_and_adds_nothing(tmp_path: Path)
         found, stats = delivered(url, 2, columns=["x"], cache=cache, memory="2MB")
         (kept,) = stats.caches.values()
         assert found == wanted
-        assert (kept.added, kept.hits) == (0, kept.look_ups if whole_before else 0)
+        assert (kept.added, kept.hits) == (0, kept.lookups if whole_before else 0)
 
 
 def test_full_beyond_memory_goes_past_the_caches() -> None:
@@ -292,4 +292,4 @@ def test_an_epoch_that_has_objects_of_its_own_goes_past_the_caches() -> None:
         assert loader.stats().caches == {}
         assert [numbers(loader), numbers(loader)] == wanted[1:]  # as full: the second of these comes from memory
         found = loader.stats().caches["memory"]
-        assert found.look_ups == 2 * found.hits == 2 * len(loader.manifest)
+        assert found.lookups == 2 * found.hits == 2 * len(loader.manifest)

@@ -381,7 +381,7 @@ def test_statistics_can_be_taken_from_another_thread_all_the_time(url: str) -> N
         watcher.join()
         taken.append(loader.stats())
     assert taken[-1].samples == 5 * SAMPLES
-    for name in ("batches", "samples", "get_requests", "read_bytes", "wait_seconds", "look_ups"):
+    for name in ("batches", "samples", "get_requests", "read_bytes", "wait_seconds", "lookups"):
         values = [getattr(statistics, name) for statistics in taken]
         assert values == sorted(values)
 

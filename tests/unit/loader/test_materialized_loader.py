@@ -212,7 +212,7 @@ def test_statistics_count_over_all_epochs_and_sources(url: str) -> None:
             numbers(mine)
             seen.append(mine.stats())
         assert [stats.samples for stats in seen] == [0, SAMPLES, 2 * SAMPLES, 3 * SAMPLES]
-        assert all(one.look_ups < other.look_ups for one, other in itertools.pairwise(seen))
+        assert all(one.lookups < other.lookups for one, other in itertools.pairwise(seen))
         assert all(one.wait_seconds < other.wait_seconds for one, other in itertools.pairwise(seen))
 
 

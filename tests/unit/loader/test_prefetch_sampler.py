@@ -400,7 +400,7 @@ def test_a_loader_with_threads_gets_every_batch_as_it_would_without() -> None:
         for _ in range(3):
             for one, other in zip(plain, loader, strict=True):
                 assert torch.equal(one, other)
-        assert dataset.stats().look_ups == 300
+        assert dataset.stats().lookups == 300
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stoker-fetch")]
 
 
