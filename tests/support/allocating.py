@@ -1,4 +1,4 @@
-"""Jobs that share cache and bandwidth, and what is best for them, found by trying everything."""
+"""Jobs that share cache and bandwidth, and their best allocation, found by exhaustive search."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def job(name: str, size: int, rate: float, dataset: str | None = None, nodes: in
 
 
 def placements(jobs: Sequence[TrainingJob], cache_bytes: int) -> Iterator[dict[Hashable, int]]:
-    """Yield every placement that caches as much of one data set after the other as there is room for.
+    """Yield every placement that caches the data sets one after the other, in some order, until the cache is full.
 
-    What jobs need from the bucket is linear in what is cached, so one of these is the best for any rates.
+    The demand of the jobs on the bucket is linear in the cached bytes, so one of these is the best for any rates.
     """
     sizes = {each.dataset_key: each.cacheable_bytes for each in jobs}
     for order in permutations(sizes):
@@ -27,7 +27,7 @@ def placements(jobs: Sequence[TrainingJob], cache_bytes: int) -> Iterator[dict[H
 
 
 def least_demand(jobs: Sequence[TrainingJob], rates: Sequence[float], cache_bytes: int) -> float:
-    """Return the least bytes a second with which jobs can train at such rates."""
+    """Return the minimum bandwidth, in bytes per second, at which jobs can train at these rates."""
     return min(
         sum(rate * each.miss_rate(caches[each.dataset_key]) for each, rate in zip(jobs, rates, strict=True))
         for caches in placements(jobs, cache_bytes)
@@ -35,7 +35,7 @@ def least_demand(jobs: Sequence[TrainingJob], rates: Sequence[float], cache_byte
 
 
 def best_rate(jobs: Sequence[TrainingJob], cache_bytes: int, bandwidth: float) -> float:
-    """Return the most that jobs can train together."""
+    """Return the maximum total rate of jobs."""
     return max(_filled(jobs, caches, bandwidth) for caches in placements(jobs, cache_bytes))
 
 

@@ -1,4 +1,4 @@
-"""A training process with a cache on disk, to be killed at any moment."""
+"""A training process with a cache on disk, which may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.processes import die
 
 __all__ = ["SETTINGS", "leave_a_child", "read_epoch", "read_until_killed"]
 
-# No hedges: where a disk is slow, the bucket would be asked, too.
+# No hedges: on a slow disk they would read the bucket, too.
 SETTINGS: dict[str, Any] = {
     "batch_size": 16,
     "seed": 5,
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def read_epoch(url: str, cache: str, report: str) -> None:
-    """Read an epoch, and write down what it had and where from."""
+    """Read an epoch, and report its samples and the number of reads from the bucket and the cache."""
     with Loader(url, **SETTINGS, epochs=1, cache=cache) as loader:
         found = numbers(loader)
         stats = loader.stats()
@@ -44,16 +44,16 @@ def read_epoch(url: str, cache: str, report: str) -> None:
 
 
 def read_until_killed(url: str, cache: str, batches: int) -> None:
-    """Read so many batches, and then be killed in the middle of whatever goes on behind."""
+    """Read a number of batches, and then be killed while background work goes on."""
     with Loader(url, **SETTINGS, cache=cache) as loader:
         for number, _ in enumerate(loader):
             if number == batches:
                 die()
-            time.sleep(0.002)  # as training does, so that the disk has its turn
+            time.sleep(0.002)  # as training does, so that the disk tier can write
 
 
 def leave_a_child(url: str, cache: str, pid_file: str) -> None:
-    """Be killed in the middle of an epoch, and leave a forked child that lives on and does nothing."""
+    """Be killed in the middle of an epoch, and leave an idle forked child."""
     with Loader(url, **SETTINGS, cache=cache) as loader:
         next(iter(loader))
         child = os.fork()

@@ -1,4 +1,4 @@
-"""A CloudFormation template as it will be deployed: its references resolved, its policies as plain statements."""
+"""A CloudFormation template as it is deployed, with resolved references and policies as plain statements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One statement of a policy; of what can be one text or several, always several."""
+    """One statement of a policy; fields that may be one text or a list are lists."""
 
     effect: str
     actions: tuple[str, ...]
@@ -33,9 +33,9 @@ class Statement:
 class Template:
     """A template.
 
-    Attributes:
-        text: of the file.
-        resources: logical id → resource, resolved.
+        Attributes:
+    text: text of the file.
+            resources: logical id → resource, resolved.
     """
 
     def __init__(self, file: Path) -> None:
@@ -49,7 +49,7 @@ class Template:
         return {name: each.get("Properties", {}) for name, each in self.resources.items() if each["Type"] == kind}
 
     def resolved(self, value: Any) -> Any:
-        """Return a value with its references replaced by what they stand for; a logical id for what only AWS knows."""
+        """Return a value with its references resolved; values that only AWS knows are replaced by the logical id."""
         if isinstance(value, list):
             return [self.resolved(each) for each in value]
         if not isinstance(value, Mapping):
@@ -69,13 +69,13 @@ class Template:
         if name in _PSEUDO:
             return _PSEUDO[name]
         logical, _, attribute = name.partition(".")
-        resource = self._raw[logical]  # a reference to nothing is an error here
+        resource = self._raw[logical]  # an undefined reference is an error here
         prefix, named_by = _ARNS.get(resource["Type"], ("", ""))
         own_name = resource.get("Properties", {}).get(named_by, logical)
         return f"arn:aws:{prefix}{own_name}" if attribute == "Arn" and prefix else str(own_name if prefix else logical)
 
     def statements(self, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, Statement]]:
-        """Yield every statement of every policy, with the logical id of its resource; of some types of them only."""
+        """Yield every policy statement with the logical id of its resource, for all types of resources or only some."""
         for name, resource in self.resources.items():
             if kinds and resource["Type"] not in kinds:
                 continue

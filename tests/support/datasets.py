@@ -24,7 +24,7 @@ _names = itertools.count()
 
 
 def sample_of(index: int) -> dict[str, Any]:
-    """Return the sample that says by every column that it is number ``index``."""
+    """Return sample number ``index``, which every column identifies."""
     return {
         "x": index,
         "image": np.full((4, 3), index % 251, np.uint8),
@@ -42,7 +42,7 @@ def pack_numbers(samples: int, *, super_sample_bytes: int = 2000, schema: Mappin
 
 
 def pack_at(place: Place, samples: int) -> None:
-    """Pack samples 0, 1, 2 … into a new data set in a store of the contract."""
+    """Pack samples 0, 1, 2 … into a new data set at a place of the store contract."""
     with stoker.Packer(
         place.url,
         schema=SCHEMA,
@@ -54,5 +54,5 @@ def pack_at(place: Place, samples: int) -> None:
 
 
 def numbers(batches: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return which samples the batches have, in order."""
+    """Return the numbers of the samples in the batches, in order."""
     return [number for batch in batches for number in batch["x"].tolist()]

@@ -1,4 +1,4 @@
-"""`stoker demo` as a program that is read, interrupted, and looked after."""
+"""``stoker demo`` as a child process: start it, read its output, and find its descendants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["cells", "demo", "mislead", "read_until", "running", "started_by"]
 
 
 def mislead(environment: pytest.MonkeyPatch, folder: Path) -> None:
-    """Make a folder that of temporary files and of the user, and set what must not matter."""
+    """Set a folder as TMPDIR and HOME, and set variables that must have no effect."""
     environment.setenv("TMPDIR", str(folder))
     environment.setenv("HOME", str(folder))
     environment.setenv("AWS_PROFILE", "of-the-user")
@@ -24,14 +24,14 @@ def mislead(environment: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def running() -> dict[int, int]:
-    """The parents of all processes that run."""
+    """Return the parent of every running process, by process id."""
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
     rows = [line.split() for line in listing.stdout.splitlines()]
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
 def started_by(pid: int) -> set[int]:
-    """The processes that run now and were started by one, directly or not, and that one itself."""
+    """Return a process and its running descendants."""
     family, parents = {pid}, running()
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
@@ -40,7 +40,7 @@ def started_by(pid: int) -> set[int]:
 
 @contextmanager
 def demo(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo in a process group of its own."""
+    """Run the demo in a process group of its own."""
     command = [sys.executable, "-m", "stoker.cli", "demo", *arguments]
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
@@ -52,7 +52,7 @@ def demo(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], sign: str) -> str:
-    """What the process writes up to a line that begins like the pattern ``sign``, or to its end."""
+    """Return the process's output up to a line that matches the pattern ``sign`` at its begin, or up to its end."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -63,7 +63,7 @@ def read_until(process: subprocess.Popen[str], sign: str) -> str:
 
 
 def cells(output: str, label: str) -> tuple[float, float]:
-    """The two figures of a line of the table."""
+    """Return the two figures in a row of the table."""
     line = next(line for line in output.splitlines() if line.startswith(f"  {label}  "))
     first, second = re.findall(r"[\d,]*\.?\d+", line.removeprefix(f"  {label}"))
     return float(first.replace(",", "")), float(second.replace(",", ""))

@@ -23,7 +23,7 @@ PLENTY_SECONDS = 900.0
 
 
 class Place:
-    """A bucket of raw objects, a data set, and deployments that may touch them.
+    """A bucket of raw objects, a data set, and deployments that may access them.
 
     Attributes:
         raw: URL of the raw objects.
@@ -35,7 +35,7 @@ class Place:
         self.raw, self.dataset = f"memory://functions-raw-{number}", f"memory://functions-data-{number}/train"
 
     def deployment(self, wrap: Callable[[Store], Store] = lambda store: store, **changes: Any) -> Deployment:
-        """Return a fresh instance's deployment; ``wrap`` gets each store that it opens."""
+        """Return the deployment of a new instance; ``wrap`` wraps each store that it opens."""
         given = {
             "datasets": {"train": self.dataset},
             "sources": (self.raw,),
@@ -46,16 +46,16 @@ class Place:
         return Deployment(DeploymentSettings(**given), open_url=lambda url: wrap(open_store(url)))
 
     async def put(self, numbers: Iterable[int], value_bytes: int = 300) -> list[ObjectInfo]:
-        """Write raw objects whose content tells which they are."""
+        """Write raw objects whose content is derived from their number."""
         store = open_store(self.raw)
         return [await store.put(f"{n:05d}.bin", content(n, value_bytes)) for n in numbers]
 
     def notified(self, objects: Iterable[ObjectInfo]) -> list[NotifiedObject]:
-        """Return what a bucket would say of raw objects."""
+        """Return the notifications that a bucket would send for raw objects."""
         return [NotifiedObject(self.raw, info) for info in objects]
 
     def part(self, objects: Iterable[ObjectInfo], **changes: Any) -> SourcePart:
-        """Return a part of raw objects, with super-samples of about six."""
+        """Return a part of raw objects, packed into super-samples of about six."""
         given = {
             "dataset": self.dataset,
             "dataset_id": "d" * 16,
@@ -72,7 +72,7 @@ class Place:
         return await versions.find_newest_manifest(open_store(self.dataset))
 
     async def numbers(self) -> list[int]:
-        """Return which raw objects the data set has, in its order; checks every value."""
+        """Return the numbers of the raw objects in the data set, in its order; checks every value."""
         manifest = await self.manifest()
         found: list[int] = []
         store = open_store(self.dataset)
@@ -94,7 +94,7 @@ class Place:
 
 
 class TardyStore(WatchedStore):
-    """Lets every operation take so many seconds."""
+    """Delays every operation by ``seconds``."""
 
     def __init__(self, store: Store, seconds: float) -> None:
         super().__init__(store)
@@ -105,10 +105,10 @@ class TardyStore(WatchedStore):
 
 
 def content(number: int, value_bytes: int = 300) -> bytes:
-    """Return what a raw object holds."""
+    """Return the content of a raw object."""
     return (f"raw object {number} " * (value_bytes // 8)).encode()[:value_bytes]
 
 
 def plenty() -> InvocationDeadline:
-    """Return a deadline that is far away."""
+    """Return a deadline in the far future."""
     return InvocationDeadline.after(PLENTY_SECONDS)

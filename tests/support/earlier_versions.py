@@ -1,4 +1,4 @@
-"""The files of earlier versions, put where today's code reads them."""
+"""Files of earlier versions, copied to where the current code reads them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def files_of(*folders: str) -> dict[str, bytes]:
 
 
 def options_of(bucket: LocalBucket) -> stoker.S3Options:
-    """Return how to reach the bucket ``stoker`` of a local bucket server."""
+    """Return store options for the bucket ``stoker`` of a local bucket server."""
     return s3_options(bucket)
 
 
 def upload(url: str, options: stoker.S3Options, *folders: str) -> None:
-    """Write fixtures into a bucket, whose ETags are those that their manifests name."""
+    """Write fixtures into a bucket, which gives them the ETags in their manifests."""
 
     async def write(store: Any) -> None:
         for key, data in files_of(*folders).items():

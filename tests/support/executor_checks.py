@@ -1,4 +1,4 @@
-"""What every executor must do, one check each; ``python -m support.executor_checks ray`` makes them all of Ray."""
+"""Checks of every executor's behaviour; ``python -m support.executor_checks ray`` runs them all with Ray."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ async def an_error_names_the_function(executor: Executor, _: Path) -> None:
 
 
 class _Collected(ExecutorTests):
-    """The suite that is shipped, whose checks are made elsewhere, of an executor that has been entered."""
+    """Runs the checks of the shipped suite on an executor that has been entered."""
 
     def __init__(self) -> None:
         self.checks: dict[str, Check] = {}
         self._name = ""
         for name in dir(self):
             if name.startswith("test_") and name != "test_it_says_what_it_is":
-                self._name = name  # _run keeps its check by it
+                self._name = name  # _run identifies its check by it
                 getattr(self, name)()
 
     def _run(self, check: Callable[[Executor], Awaitable[None]]) -> None:

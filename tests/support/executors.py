@@ -1,4 +1,4 @@
-"""Executors that do what they are given when a test says so."""
+"""Background executors that run their work when a test demands it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Delayed", "Immediate"]
 
 
 class Immediate:
-    """Does everything at once."""
+    """Runs work in the call of ``submit``."""
 
     def submit(self, work: Callable[[], None]) -> None:
         work()
@@ -19,7 +19,7 @@ class Immediate:
 
 
 class Delayed:
-    """Does what it is given ``delay`` ticks later, in order; never, if that is infinite."""
+    """Runs work ``delay`` ticks later, in order; never, if ``delay`` is infinite."""
 
     def __init__(self, delay: float = math.inf) -> None:
         self._delay = delay
@@ -31,12 +31,12 @@ class Delayed:
         self._do()
 
     def tick(self) -> None:
-        """Let time pass."""
+        """Let one tick pass."""
         self._now += 1
         self._do()
 
     def do_all(self) -> None:
-        """Do everything now."""
+        """Run all pending work now."""
         while self._due:
             self._due.pop(0)[1]()
 

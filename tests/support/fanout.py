@@ -1,4 +1,4 @@
-"""An executor whose calls do what a test says, in virtual time, and tasks for it."""
+"""An executor whose calls follow a test's script in virtual time, and tasks for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stoker.fanout import Task
 __all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
 
 Behaviour = Callable[[int, int], Awaitable[Answer]]
-"""What a call does: given the number in its event and how many calls for it came before."""
+"""Behaviour of a call, from the number in its event and the number of earlier calls with that number."""
 
 
 def answer(result: Mapping[str, Any] | None = None, *, seconds: float = 1.0, is_cold: bool | None = False) -> Answer:
-    """An answer of a function with 1 GiB."""
+    """Return the answer of a function with 1 GiB of memory."""
     return Answer(result=result or {}, billed_seconds=seconds, memory_bytes=1 << 30, is_cold=is_cold)
 
 
@@ -30,7 +30,7 @@ def numbered(count: int, *, size_bytes: int = 10) -> list[Task]:
 
 
 class ScriptedExecutor(Executor):
-    """Counts its calls, and how many run at once."""
+    """Counts its calls, and those that run concurrently."""
 
     name = "scripted"
     platform = "lambda"

@@ -1,4 +1,4 @@
-"""A random fault schedule of whole objects: fetcher, prefetcher and ring in bad weather, in virtual time."""
+"""A random fault schedule for whole objects: fetcher, prefetcher and ring on a faulty store, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOT_BYTES = 4096
 
 
 class ObjectRun:
-    """One random schedule: a store in bad weather, a ring, a consumer with random hold times."""
+    """One random schedule: a faulty store, a ring, and a consumer with random hold times."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -77,7 +77,7 @@ class ObjectRun:
         held: list[int] = []
         room = self.rng.randint(1, self.ring.slots - 2)
         for index in range(len(self.refs)):
-            if self.rng.random() < 0.5:  # else the report of progress comes late
+            if self.rng.random() < 0.5:  # otherwise progress is reported late
                 self.prefetcher.advance(index // 3, index + 1)
             if await self._arrives(index):
                 held.append(index)
@@ -95,14 +95,14 @@ class ObjectRun:
             self.raised[type(error).__name__ if self.refs[index].key in str(error) else "nameless"] += 1
             return False
         finally:
-            # In line before it: at most a ring of others, at least 4 at a time, each within its deadline.
+            # Before it in the queue are at most a ring of items, at least 4 at a time, each within its deadline.
             waited_seconds = asyncio.get_running_loop().time() - begun
             turns = (1 + self.ring.slots / 4) * (1 + self.jumps.count)
             assert waited_seconds <= DEADLINE_SECONDS * turns + self.jumps.jumped_seconds + 1.0
         return True
 
     def _use_and_release(self, index: int) -> None:
-        """The bytes must be right at the end of the hold, too: no late transport may have written there."""
+        """Check the bytes at the end of the hold, too: no late transport may have written there."""
         slot = self.prefetcher.ready(index)
         assert slot is not None
         ref = self.refs[index]
@@ -111,7 +111,7 @@ class ObjectRun:
         self.delivered.append(index)
 
     def _spoil_some_objects(self) -> None:
-        """Missing, overwritten, or copied under another tag; in a fifth of the runs each."""
+        """Delete, overwrite, or copy objects under another tag; each in a fifth of the runs."""
         keys = self.rng.sample(sorted(OBJECTS), 3)
         if self.rng.random() < 0.2:
             del self.store.objects[keys[0]]

@@ -1,7 +1,7 @@
-"""A random fault schedule of samples: all that lies between a bucket and a batch, for every rank, in virtual time.
+"""A random fault schedule for samples: everything between a bucket and a batch, for every rank, in virtual time.
 
-It plays the part of :class:`stoker._fetch.batch_stream.BatchStream` on one loop; memory, ring, fetcher and reading are
-those of a feed.
+It replaces :class:`stoker._fetch.batch_stream.BatchStream` on one loop; memory, ring, fetcher and reader are those of
+a feed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SampleRun:
         self.raised: Counter[str] = Counter()
 
     def _feed(self, config: PipelineConfig, spare_slots: int) -> BatchPipeline:
-        """Return a feed with room for what the order holds and some slots besides; with none, for groups only."""
+        """Return a feed with slots for the order's open items and ``spare_slots`` more; with none, for groups only."""
         dealing = config.sharding(MANIFEST.samples)
         slot_bytes = -(-MANIFEST.largest_bytes // 64) * 64
         slots = window_slots(len(MANIFEST), config.order, dealing) + spare_slots
@@ -187,7 +187,7 @@ class SampleRun:
             prefetcher.release(item)
 
     def _spoil_an_object(self) -> None:
-        """Missing, overwritten, or copied under another tag; in a tenth of the runs each."""
+        """Delete, overwrite, or copy an object under another tag; each in a tenth of the runs."""
         key = self.rng.choice(sorted(OBJECTS))
         lot = self.rng.random()
         if lot < 0.1:

@@ -1,4 +1,4 @@
-"""Bad weather of every kind, drawn from a seed: for the random fault schedules."""
+"""Random fault settings of a store, drawn from a seed, for the random fault schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 12.0
 
 
 def stormy(seed: int) -> Weather:
-    """Weather of a few faults, some late answers, and at times an outage."""
+    """Return settings with a few faults, some late responses, and at times an outage."""
     rng = random.Random(seed)
     return Weather(
         tail_sigma=rng.choice([0.3, 1.0]),
@@ -50,7 +50,7 @@ def random_weather(rng: random.Random) -> Weather:
 
 
 class ClockJumps:
-    """In half of the runs the process is stopped for minutes, once or twice; half of the times, connections break."""
+    """Stops the process for minutes, once or twice, in half of the runs; connections break in half of the stops."""
 
     def __init__(self, rng: random.Random, store: FaultyStore) -> None:
         self._rng, self._store = random.Random(rng.random()), store
@@ -65,7 +65,7 @@ class ClockJumps:
             await asyncio.sleep(self._rng.uniform(0.0, 1.5))
             seconds = self._rng.uniform(20.0, 600.0)
             if self._rng.random() < 0.5:
-                seconds = self._rng.uniform(0.1, 2.0)  # too short for the requests to have failed by themselves
+                seconds = self._rng.uniform(0.1, 2.0)  # too short for the requests to fail by their timeouts
                 self._store.lose_connections()
             loop.jump(seconds)
             self.count += 1
@@ -74,7 +74,7 @@ class ClockJumps:
 
 @dataclass(slots=True)
 class Tables:
-    """What happened in some runs, counted by name."""
+    """Counts of events in several runs, by name."""
 
     injected: Counter[str] = field(default_factory=Counter)
     retried: Counter[str] = field(default_factory=Counter)

@@ -1,8 +1,8 @@
-"""A bucket in virtual time that can do everything wrong that a real one does, and watches its client's memory.
+"""A bucket in virtual time with all the faults of a real one, which also checks its client's use of memory.
 
-A first-byte time with a lognormal tail, and a rate per connection and in all; faults are drawn per request from a
-seeded generator, or forced for whole stretches of time (outages). Beside serving, it checks the client: no two
-transfers may ever write to the same memory, and a cancelled transfer goes on writing until it has really ended.
+Times to the first byte have a lognormal tail; rates are limited per connection and in total. Faults are drawn per
+request from a seeded generator, or forced for periods of time (outages). The store also checks its client: no two
+transfers may write to the same memory, and a cancelled transfer continues to write until it has really ended.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from stoker.errors import (
 from stoker_sim._bucket import SharedLink
 
 FAULTS = (
-    "throttle",  # 503 with Retry-After, if the weather has one
+    "throttle",  # 503, with Retry-After if the settings have one
     "throttle_bare",  # 503 without
     "error", "dns", "reset", "truncate", "corrupt", "stall", "drip",
 )  # fmt: skip
 STORM_MOST = 3
-"""Requests at once that a throttling storm lets through."""
+"""Concurrent requests that are served during throttling."""
 
 
 @dataclass(kw_only=True)
 class Weather:
-    """How the store behaves: probabilities per request, and times in seconds.
+    """Behaviour of the store: probabilities per request, and times in seconds.
 
-    In an outage nothing connects; in a storm what is more than a few requests at once is throttled. Credentials that
-    expire are renewed by the adapter, or cannot be.
+    In an outage no connection succeeds; during throttling only a few concurrent requests are served. The adapter renews
+    expired credentials, or fails to.
     """
 
     first_byte_seconds: float = 0.02
@@ -63,13 +63,13 @@ class Weather:
 
 
 def pin(objects: Mapping[str, bytes], tag: str = "v1") -> list[ObjectRef]:
-    """What a manifest would pin of these objects."""
+    """Return the references to these objects that a manifest would have."""
     return [ObjectRef(key=key, size_bytes=len(data), crc32c=crc32c(data), tag=tag) for key, data in objects.items()]
 
 
 class FaultyStore:
-    """Readable. ``faults`` counts what was injected; ``sent_seconds`` has the time of every request,
-    ``late`` what the first bytes of some take beyond the weather's."""
+    """A readable store. ``faults`` counts injected faults, ``sent_seconds`` has the time of every request, and ``late``
+    the extra time to the first byte of some requests."""
 
     url = "faulty://bucket"
 
@@ -133,11 +133,11 @@ class FaultyStore:
             del self._writing[number]
 
     def lose_connections(self) -> None:
-        """Break every transfer that is under way; each finds out when it would go on."""
+        """Break every transfer in flight; each fails when it would continue."""
         self._lost_before = len(self.sent_seconds)
 
     async def current(self) -> bool:
-        """Return the credentials: whether they are the renewed ones."""
+        """Return the credentials: True for the renewed ones."""
         return self._renewed
 
     async def renew(self, used: bool) -> bool:
@@ -244,7 +244,7 @@ class FaultyStore:
             await self.link.serve(size_bytes)
 
     async def _close_slowly(self, into: memoryview) -> None:
-        """A transport that is closing may still write what had arrived; cancelled again, it ends at once."""
+        """Write bytes that had arrived, as a closing transport may; end at once if cancelled again."""
         into[:] = b"\xee" * len(into)
         if self.weather.closing_seconds:
             await asyncio.sleep(self.weather.closing_seconds * self._rng.random())

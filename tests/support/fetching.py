@@ -56,7 +56,7 @@ class Bench:
         return data
 
     async def fails(self, error: type[Exception], match: str | None = None) -> float:
-        """Fetch, which must fail; return the time it took."""
+        """Return the duration of a fetch, which must fail, in seconds."""
         begun = asyncio.get_running_loop().time()
         with pytest.raises(error, match=match) as caught:
             await self.fetcher.fetch(self.ref)

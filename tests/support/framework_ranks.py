@@ -1,6 +1,6 @@
-"""Trainings under Lightning, Accelerate and Trainer, as programs: what each rank was given, as JSON in a folder.
+"""Training programs with Lightning, Accelerate and Trainer: each rank writes its batches as JSON into a folder.
 
-The programs do all that is to be tested in one go: most of their time they import.
+One program runs all cases of a framework, because imports take most of its time.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Report = dict[str, Any]
 
 
 def run_framework(name: str, url: str, folder: Path) -> list[Report]:
-    """Run a framework's program on two ranks and return what each reports, in order.
+    """Run a framework's program on two ranks and return the report of each, in order of the ranks.
 
     Raises:
         AssertionError: a rank failed; none outlives the call.
         subprocess.TimeoutExpired: a rank hangs.
     """
-    # Lightning starts its second rank by itself.
+    # Lightning starts its second rank itself.
     ranks = [{}] if name == "lightning" else [_environment(rank) for rank in range(2)]
     base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    base["PYTHONSAFEPATH"] = "1"  # Hugging Face's datasets are not those beside this file
+    base["PYTHONSAFEPATH"] = "1"  # otherwise the module datasets beside this file hides Hugging Face's
     command = [sys.executable, __file__, name, url, str(folder)]
     logs = [folder / f"log{number}" for number in range(len(ranks))]
     processes = []
@@ -70,7 +70,7 @@ def run_framework(name: str, url: str, folder: Path) -> list[Report]:
 
 
 def _environment(rank: int) -> dict[str, str]:
-    """Return what torchrun gives a rank. Nobody listens at the port: the ranks meet in a file."""
+    """Return the variables that torchrun sets for a rank. The port is not used: the ranks rendezvous in a file."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -96,7 +96,7 @@ def _or_error(work: Callable[[], Any]) -> Any:
 
 
 class _Around(IterableDataset[Any]):
-    """A data set of the user's own around another, as for tokenizing."""
+    """A user's data set that wraps another, for instance to tokenize."""
 
     def __init__(self, inner: StreamDataset) -> None:
         self.inner = inner
@@ -117,7 +117,7 @@ class _Program:
         return Loader(self.url, **{"batch_size": BATCH_SIZE, "seed": 1, "memory": "8MB", **settings})
 
     def stream(self, *, whole: bool, **settings: Any) -> StreamDataset:
-        """Return a data set that has this rank's share, or the whole."""
+        """Return a data set with this rank's share of the samples, or with all of them."""
         alone = {"rank": 0, "world_size": 1} if whole else {}
         return StreamDataset(self.url, **{"seed": 1, "memory": "8MB", **alone, **settings})
 
@@ -137,7 +137,7 @@ class _Program:
     # Accelerate.
 
     def accelerate(self) -> None:
-        """Iterate over prepared DataLoaders with both ways of dealing, and over a Loader."""
+        """Iterate over prepared DataLoaders with both ways of sharding, and over a Loader."""
         accelerate: Any = importlib.import_module("accelerate")
         self.meet()
         for name, dispatch in (("dispatched", True), ("sharded", False)):
@@ -172,7 +172,7 @@ class _Program:
         self.report[f"{case}, not prepared"] = _epochs(unprepared)
 
     def _stateful(self, accelerator: Any) -> list[list[list[int]]]:
-        """Return the batches of an epoch, and those that come when it is gone on with behind its third step."""
+        """Return the batches of an epoch, and those after it is resumed behind its third step."""
         loaders = [
             accelerator.prepare(DataLoader(self.stream(whole=True), batch_size=BATCH_SIZE, num_workers=2))
             for _ in range(2)
@@ -187,7 +187,7 @@ class _Program:
     # Trainer.
 
     def trainer(self) -> None:
-        """Train with Trainer's own DataLoader and with others in its place, and go on from a checkpoint."""
+        """Train with Trainer's own DataLoader and with replacements, and resume from a checkpoint."""
         self.meet()
         self.report["share"] = _or_error(lambda: self._trained("share", self.stream(whole=False)))
         for name, dispatch, workers in (("dispatched", True, 2), ("sharded", False, 1)):
@@ -219,7 +219,7 @@ class _Program:
         self.save("trainer")
 
     def _updates(self, name: str, checkpoint: Path | None, settings: dict[str, Any]) -> list[list[list[int]]]:
-        """Train with gradients of three batches, and return the batches of each update."""
+        """Train with gradients accumulated over three batches, and return the batches of each update."""
         ends = [0]
         with self.loader(**settings) as loader:
             if checkpoint is not None:
@@ -234,7 +234,7 @@ class _Program:
     def _trained(
         self, name: str, data: Any, checkpoint: Path | None = None, ends: list[int] | None = None, **settings: Any
     ) -> list[list[int]]:
-        """Train two epochs, and return the batches that the model was given; note how many with each update."""
+        """Train two epochs, and return the model's batches; records their number at each update."""
         transformers: Any = importlib.import_module("transformers")
         model = _Model()
         arguments = transformers.TrainingArguments(
@@ -263,7 +263,7 @@ class _Program:
     # Lightning.
 
     def lightning(self) -> None:
-        """Train two epochs, and again from a checkpoint in the second; with what is left of threads in the end."""
+        """Train two epochs, and again from a checkpoint in the second; record the threads that remain at the end."""
         lightning: Any = importlib.import_module("lightning")
         callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
         program = self
@@ -314,7 +314,7 @@ class _Program:
 
 
 class _Endless:
-    """One epoch of a loader behind the other, without an end or a length."""
+    """Yields one epoch of a loader after the other, without an end or a length."""
 
     def __init__(self, loader: Loader) -> None:
         self.state_dict = loader.state_dict
@@ -326,7 +326,7 @@ class _Endless:
 
 
 class _Model(nn.Module):
-    """Remembers what it was given."""
+    """Records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

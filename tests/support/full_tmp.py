@@ -1,4 +1,4 @@
-"""Handlers whose instance has no room left in /tmp."""
+"""Handlers whose instance has no space left in /tmp."""
 
 from __future__ import annotations
 

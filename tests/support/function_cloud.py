@@ -36,7 +36,7 @@ Clouds = tuple[LocalBucket, FunctionCloud]
 
 
 def function(handler: str, **changes: Any) -> FunctionSpec:
-    """A function that is called as its handler and has room for anything that these tests do."""
+    """Return a function with its handler's name and enough memory for these tests."""
     module = "" if "." in handler else "lambda_code."
     settings: dict[str, Any] = {"timeout_seconds": 30.0, "memory_mb": 512, "concurrency": 4}
     name = handler.rpartition(".")[2]
@@ -47,7 +47,7 @@ def function(handler: str, **changes: Any) -> FunctionSpec:
 async def cloud_of(
     *functions: FunctionSpec, bucket: Any = None, gcs: Any = None, **settings: Any
 ) -> AsyncIterator[FunctionCloud]:
-    """A function cloud of these functions, which starts them as slowly as a busy machine must."""
+    """Run a function cloud with limits for start-up that also hold on a busy machine."""
     config = FunctionCloudConfig(
         **{"init_seconds": 60.0, "event_retry_seconds": (0.01, 0.02), **settings, "functions": functions}
     )
@@ -59,7 +59,7 @@ async def cloud_of(
 async def bucket_and_cloud(
     *functions: FunctionSpec, buckets: tuple[str, ...] = ("stoker",), **settings: Any
 ) -> AsyncIterator[Clouds]:
-    """A local bucket, and a function cloud of these functions that are led to it."""
+    """Run a local bucket, and a function cloud whose functions use it."""
     config = BucketConfig(buckets=tuple(BucketSpec(name=name) for name in buckets))
     async with LocalBucket(config) as bucket, cloud_of(*functions, bucket=bucket, **settings) as cloud:
         yield bucket, cloud
@@ -67,7 +67,7 @@ async def bucket_and_cloud(
 
 @asynccontextmanager
 async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[Any]:
-    """An aioboto3 client with the default keys that does not retry."""
+    """Yield an aioboto3 client with the default keys that does not retry."""
     settings: dict[str, Any] = {
         "endpoint_url": cloud.url,
         "aws_access_key_id": "stoker",
@@ -80,7 +80,7 @@ async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[A
 
 
 def run_stoker(bucket: LocalBucket, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line, led to a bucket, to its end."""
+    """Run the command line to its end, with the environment of a bucket."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return subprocess.run(
         [sys.executable, "-m", "stoker.cli", *arguments],
@@ -93,7 +93,7 @@ def run_stoker(bucket: LocalBucket, *arguments: str) -> subprocess.CompletedProc
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Return whether a process exists and has not ended."""
     try:
         status: str = psutil.Process(pid).status()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""HTTP endpoints that speak the two platforms' protocols and run the tiny functions in this process."""
+"""HTTP endpoints with the protocols of the two platforms, which run the tiny functions in this process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _FINAL = (ConfigError, EventError, SchemaError)
 
 @dataclass(slots=True)
 class Endpoint:
-    """A server, and what a test wants of it.
+    """A server, its recorded requests, and its responses.
 
-    Attributes:
-        url: its root.
-        seen: the requests, with their bodies.
-        answer_with: what to answer instead of running a function.
-        log: what an invocation wrote.
+        Attributes:
+    url: URL of its root.
+    seen: requests, with their bodies.
+    answer_with: handler that answers instead of a function; None runs the function.
+    log: output of an invocation.
     """
 
     url: str = ""
@@ -58,7 +58,7 @@ class Endpoint:
 
 
 def answering(status: int, body: Any, **headers: str) -> Answering:
-    """What to answer instead of running a function: the body as it is, or as JSON; X_Name is the header X-Name."""
+    """Return a handler that answers with a body, as it is or as JSON; the argument X_Name is the header X-Name."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         text = body if isinstance(body, str) else json.dumps(body)
@@ -72,7 +72,7 @@ def answering(status: int, body: Any, **headers: str) -> Answering:
 async def _serving(endpoint: Endpoint, path: str, handler: Any) -> AsyncIterator[Endpoint]:
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post(path, handler)
-    # A function is stopped when its caller goes, so that none is left when a test ends.
+    # A function is cancelled when its caller disconnects, so that none is left when a test ends.
     async with served(app, handler_cancellation=True) as endpoint.url:
         yield endpoint
 
@@ -83,7 +83,7 @@ async def _ran(name: str, body: bytes) -> Any:
 
 @asynccontextmanager
 async def lambda_endpoint() -> AsyncIterator[Endpoint]:
-    """A place where Lambda's Invoke is understood."""
+    """Run an endpoint of Lambda's Invoke API."""
     endpoint = Endpoint()
 
     async def run(name: str, body: bytes) -> web.StreamResponse:
@@ -107,7 +107,7 @@ async def lambda_endpoint() -> AsyncIterator[Endpoint]:
 
 @asynccontextmanager
 async def gcf_endpoint() -> AsyncIterator[Endpoint]:
-    """A place where functions are called over HTTP, and fail with a status and the error as JSON."""
+    """Run an endpoint of functions that are called over HTTP, and fail with a status and the error as JSON."""
     endpoint = Endpoint()
 
     async def run(name: str, body: bytes) -> web.StreamResponse:

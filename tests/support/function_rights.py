@@ -1,4 +1,4 @@
-"""What each deployed function may do to the buckets, and a store that lets it do no more."""
+"""The permissions of each deployed function on the buckets, and a store that enforces them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """What a function may do; keys are patterns within the data set, whose only wildcard is an asterisk at the end.
+    """Permissions of a function; keys are patterns within the data set, with an asterisk at the end as only wildcard.
 
-    Attributes:
-        reads: objects of the data set.
-        writes: the same.
-        deletes: the same.
-        lists: whether it may list the data set; who may not is told of what is not there that it is forbidden.
-        reads_raw: whether it may read and list raw objects.
+        Attributes:
+    reads: patterns of the objects of the data set that it may read.
+    writes: patterns of those that it may write.
+    deletes: patterns of those that it may delete.
+    lists: whether it may list the data set; without it, reading a missing object is forbidden, too.
+            reads_raw: whether it may read and list raw objects.
     """
 
     reads: frozenset[str]
@@ -44,15 +44,15 @@ RIGHTS: Mapping[str, Rights] = {
     "shuffle": Rights(reads=MANIFESTS | EPOCHS | {"data/*"}, writes=EPOCHS, deletes=EPOCHS),
     "serve": Rights(reads=MANIFESTS | {"data/*"}, lists=False),
 }
-"""By the functions' names: a right more or less in a deployment file is a change to be made here, too."""
+"""Function name → its permissions, which those in the deployment files must equal."""
 
 
 class GuardedStore(WatchedStore):
-    """A data set, or raw objects, as one function sees them.
+    """A data set, or raw objects, with the permissions of one function.
 
-    Attributes:
-        rights: of the function.
-        is_raw: whether these are raw objects.
+        Attributes:
+    rights: permissions of the function.
+            is_raw: whether these are raw objects.
     """
 
     def __init__(self, store: Store, rights: Rights, is_raw: bool) -> None:
@@ -60,7 +60,7 @@ class GuardedStore(WatchedStore):
         self.rights, self.is_raw = rights, is_raw
 
     async def before(self, number: int, operation: str, key: str) -> None:
-        """Refuse what is not allowed."""
+        """Refuse operations that are not allowed."""
         if self.is_raw:
             allowed = self.rights.reads_raw and operation in ("get", "head", "list")
         elif operation == "list":
@@ -72,13 +72,13 @@ class GuardedStore(WatchedStore):
             raise PermissionDeniedError(f"{self.url}: {operation} {key} is not among the rights of this function")
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Write an object; S3 asks who replaces one by its ETag for the right to read it."""
+        """Write an object; to replace one by its ETag, S3 requires the permission to read it."""
         if if_tag is not None:
             await self.before(len(self.calls), "get", key)
         return await WatchedStore.put(self, key, data, if_absent=if_absent, if_tag=if_tag)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Read an object, of which only those who may list are told that it is not there."""
+        """Read an object; a missing one is not found with the permission to list, and forbidden without."""
         try:
             return await WatchedStore.get(self, key)
         except NotFoundError:

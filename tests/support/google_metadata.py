@@ -1,4 +1,4 @@
-"""A machine with a Google service account: what answers there when it is asked for identity tokens."""
+"""The metadata server of a machine with a Google service account, which issues identity tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["machine_account"]
 
 @contextmanager
 def machine_account(monkeypatch: pytest.MonkeyPatch, token: Callable[[], str]) -> Iterator[list[str]]:
-    """Give this process such a machine, whose tokens ``token`` makes; yield the audiences that were asked for."""
+    """Run such a server for this process; ``token`` creates its tokens. Yields the requested audiences."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

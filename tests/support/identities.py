@@ -1,4 +1,4 @@
-"""Strong identities in what a data set's writers leave: checked against the objects, and taken out."""
+"""Strong identities in the objects of a data set: checked against the content, and removed."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ def identity(data: bytes | bytearray) -> bytes:
 
 
 def identified(manifest: Manifest, rows: Iterable[int]) -> Manifest:
-    """Return a manifest with a made-up identity for some of its rows: that of the row's number in decimal."""
+    """Return a manifest with an invented identity for some of its rows: that of the row's number in decimal."""
     named = {row: identity(b"%d" % row) for row in rows}
     packed = [replace(each, sha256_128=named.get(row)) for row, (_, each) in enumerate(manifest.records())]
     return replace(manifest, rows=ManifestRows.of(packed))
 
 
 def anonymous(manifest: Manifest) -> Manifest:
-    """Return a manifest as an earlier release would have made it."""
+    """Return a manifest in the form of an earlier release."""
     return replace(manifest, rows=replace(manifest.rows, sha256_128=None))
 
 
 def anonymous_record(record: PackRecord) -> PackRecord:
-    """Return a pack record likewise."""
+    """Return a pack record in the form of an earlier release."""
     return record if record.prefix is None else replace(record, prefix=anonymous(record.prefix))
 
 
 def in_earlier_form(objects: Mapping[str, bytes], older: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
-    """Return objects as an earlier release would have written them.
+    """Return objects in the form in which an earlier release would have written them.
 
-    Each super-sample that an index names has to have its strong identity there; but those of an earlier release none.
+    Checks that each super-sample in an index has its strong identity there, except those of an earlier release.
 
-    Args:
-        objects: key → bytes.
-        older: what the earlier release wrote; some of it may be among the objects.
+        Args:
+            objects: key → bytes.
+    older: objects that the earlier release wrote; some may be among ``objects``.
     """
     return {key: _earlier(key, data, objects, older or {}) for key, data in objects.items()}
 

@@ -1,4 +1,4 @@
-"""What an image or a zip would have of the wheels that are installed here: which, and how large they are on disk."""
+"""The installed wheels that an image or a zip would have, and their size on disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OURS = [ROOT / "runtime/stoker", ROOT / "loader/stoker_torch", ROOT / "functions
 
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
-    """Return what pip would install for some requirements, by name; all of it is installed here.
+    """Return the distributions that pip would install for some requirements, by name; all are installed here.
 
-    Raises:
-        importlib.metadata.PackageNotFoundError: something is not.
+        Raises:
+    importlib.metadata.PackageNotFoundError: one of them is not installed.
     """
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -40,12 +40,12 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
 
 
 def _files(found: Distribution) -> list[Path]:
-    """Return the files of a distribution, relative to the folder that it is installed in, programs left out."""
+    """Return the files of a distribution, relative to its installation folder, without programs."""
     return [Path(file) for file in found.files or () if ".." not in file.parts]
 
 
 def size_bytes(distributions: Iterable[Distribution]) -> int:
-    """Return how large distributions are, with the modules that pip has compiled; our own as they lie in the tree."""
+    """Return the size of distributions, with compiled modules, in bytes; our own in the source tree."""
     total = sum(file.stat().st_size for folder in OURS for file in folder.rglob("*") if file.is_file())
     for found in distributions:
         files = (Path(str(found.locate_file(file))) for file in _files(found))
@@ -54,7 +54,7 @@ def size_bytes(distributions: Iterable[Distribution]) -> int:
 
 
 def copied(distributions: Iterable[Distribution], folder: Path) -> None:
-    """Lay distributions out in a folder as ``pip install --target`` would, and our own packages beside them."""
+    """Copy distributions into a folder as ``pip install --target`` would, with our own packages beside them."""
     for found in distributions:
         for file in _files(found):
             source = Path(str(found.locate_file(file)))

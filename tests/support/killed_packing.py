@@ -26,13 +26,13 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """When a packer kills itself.
+    """The moment at which a packer kills itself.
 
-    Attributes:
-        moment: before the operation, a while after it began, or when it is done.
-        call: at this operation of the process, counted from 0, or the next that is no listing.
-        key: at the first write of a key that starts so, if given, instead.
-        delay_seconds: how long the operation has run by then, at ``during``.
+        Attributes:
+    moment: before the operation, a while after its begin, or at its end.
+    call: number of the operation in the process, from 0; if it is a listing, the next other one is used.
+    key: prefix of a key whose first write is used instead of ``call``; default none.
+    delay_seconds: time since the operation's begin, in seconds, for ``during``.
     """
 
     moment: Moment
@@ -47,19 +47,19 @@ class Death:
         return cls(moment=moment, call=call, delay_seconds=random.random() * 0.003)
 
     def is_at(self, number: int, operation: str, key: str) -> bool:
-        """Whether it comes with this operation."""
+        """Return whether this operation is the one."""
         return operation == "put" and key.startswith(self.key) if self.key else number >= self.call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTask:
-    """What a process packs.
+    """The work of a packing process.
 
-    Attributes:
-        place: where to.
-        samples: how many, counted from 0.
-        mode: ``create`` or ``append``.
-        death: when to die, if at all.
+        Attributes:
+    place: place of the data set.
+    samples: number of samples, which are numbered from 0.
+            mode: ``create`` or ``append``.
+    death: moment of the kill; None for none.
     """
 
     place: Place
@@ -69,7 +69,7 @@ class PackTask:
 
 
 def pack_and_die(task: PackTask) -> None:
-    """Pack, and die on the way if told so."""
+    """Pack, and die at the task's moment."""
 
     async def work(store: Store) -> None:
         await pack(_KillingStore(store, task.death), numbered(task.samples), mode=task.mode)
@@ -78,10 +78,10 @@ def pack_and_die(task: PackTask) -> None:
 
 
 class _KillingStore(WatchedStore):
-    """Kills the process at the operation that the task names, but never behind the pointer.
+    """Kills the process at the task's operation, but never after the pointer is written.
 
-    Once the pointer is written only the record lacks, and of an ``append`` killed just behind that nobody could tell
-    that it had not ended; so that is the end of what a resumed pack can promise.
+    After that, only the record is missing, and an ``append`` that is killed then cannot be told from a complete one:
+        a resumed pack guarantees nothing further.
     """
 
     def __init__(self, store: Store, death: Death | None) -> None:

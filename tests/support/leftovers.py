@@ -1,4 +1,4 @@
-"""Data sets, and what packs that did not finish leave beside them."""
+"""Data sets, and the remains of unfinished packs beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.packing import fresh_store, interrupted, numbered, pack, stored
 
 
 async def data_set() -> Store:
-    """Two versions: samples 0 to 29 and 30 to 44, in 15 super-samples of three."""
+    """Return a store with two versions: samples 0 to 29 and 30 to 44, in 15 super-samples of three."""
     store = fresh_store()
     await pack(store, numbered(30))
     await pack(store, numbered(15, 30), mode="append")
@@ -20,7 +20,7 @@ async def data_set() -> Store:
 
 
 async def leave_unfinished(store: Store, source: str, *, mode: str = "append") -> str:
-    """Let a pack of 20 samples die in its commit; return its run."""
+    """Fail a pack of 20 samples in its commit; return its run."""
     before = set(await stored(store, "packs/"))
     rehearsal = fresh_store()
     if mode == "append":
@@ -36,7 +36,7 @@ async def leave_unfinished(store: Store, source: str, *, mode: str = "append") -
 
 
 async def leave_half(store: Store, source: str) -> str:
-    """Let an append break off after 30 of its samples; return its run."""
+    """Fail an append after 30 of its samples; return its run."""
     before = set(await stored(store, "packs/"))
     await interrupted(store, numbered(31, 200), source=source, mode="append")
     (key,) = set(await stored(store, "packs/")) - before
@@ -51,5 +51,5 @@ async def _copied(store: Store) -> Store:
 
 
 def flipped(data: bytes) -> bytes:
-    """Return the data with one bit of its last byte turned."""
+    """Return the data with one bit of its last byte flipped."""
     return data[:-1] + bytes([data[-1] ^ 1])

@@ -1,4 +1,4 @@
-"""Random lives of a loader: left, deleted, closed from anywhere, begun again; nothing hangs or is left behind."""
+"""Random uses of a loader: iterations left, deleted, closed from any thread, and restarted; nothing hangs or leaks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Life:
         return Loader(self.url, batch_size=BATCH, seed=self.rng.randint(0, 9), memory="4MB", workers=2, **settings)
 
     def leave(self, loader: Loader) -> None:
-        """Break out of a loop that is busy between its batches, so that the next one is gathered meanwhile."""
+        """Break out of a loop that computes between its batches, so that the next one is gathered meanwhile."""
         stop = self.rng.randint(1, 8)
         for number, _ in enumerate(loader, 1):
             time.sleep(self.rng.choice([0.0, 0.0022, 0.003]))
@@ -63,7 +63,7 @@ class _Life:
                 break
 
     def keep(self, loader: Loader) -> None:
-        """Leave an iteration that is still referred to, and dies with its loader."""
+        """Leave an iteration that is still referenced, and ends with its loader."""
         batches = iter(loader)
         next(batches)
         time.sleep(0.0022)
@@ -74,7 +74,7 @@ class _Life:
         loader.close()
 
     def close_elsewhere(self, loader: Loader) -> None:
-        """Close it from another thread while this one is in the loop."""
+        """Close the loader from another thread while this one is in the loop."""
 
         def close(delay_seconds: float = self.rng.choice([0.0, 0.002, 0.006])) -> None:
             time.sleep(delay_seconds)
@@ -91,7 +91,7 @@ class _Life:
         return any(closer.is_alive() for closer in self.closers)
 
     def restore(self, loader: Loader) -> None:
-        """Go on where it is, to the end: exactly the rest of the epoch."""
+        """Resume at the loader's state, to the end: exactly the rest of the epoch is delivered."""
         for closer in self.closers:
             closer.join()
         epoch, position = (state := loader.state_dict())["epoch"], state["position"]
@@ -107,7 +107,7 @@ class _Life:
 
 @contextmanager
 def _slow_gathering(rng: random.Random) -> Iterator[None]:
-    """Have the thread that gathers ahead begin late: that is when others close."""
+    """Delay the thread that gathers ahead, so that the loader is closed before it begins."""
     wrapped = BatchPipeline.next
 
     def slow(self: BatchPipeline) -> Any:
@@ -120,10 +120,10 @@ def _slow_gathering(rng: random.Random) -> Iterator[None]:
 
 
 def live(url: str, seed: int) -> None:
-    """Live one life.
+    """Run one random sequence of uses.
 
-    Raises:
-        AssertionError: it hung, left a thread behind, or something was said in a finalizer.
+        Raises:
+    AssertionError: it hung, left a thread running, or a finalizer reported an error.
     """
     said: list[str] = []
     failed: list[BaseException] = []

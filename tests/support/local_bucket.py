@@ -21,14 +21,14 @@ __all__ = ["Endpoint", "Served", "exchange", "s3_client", "s3_options", "signed_
 
 
 class Endpoint(Protocol):
-    """Whatever serves S3: in this process or another."""
+    """A server of S3, in this process or another."""
 
     @property
     def url(self) -> str: ...
 
 
 class Served:
-    """A program of a local cloud, which prints the command that leads a shell to it."""
+    """A program of a local cloud, which prints the command that sets a shell's variables for it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -40,7 +40,7 @@ class Served:
 
 @contextmanager
 def s3_client(endpoint: Endpoint, **changes: Any) -> Iterator[Any]:
-    """A boto3 client with the default keys that does not retry."""
+    """Yield a boto3 client with the default keys that does not retry."""
     settings: dict[str, Any] = {
         "endpoint_url": endpoint.url,
         "aws_access_key_id": "stoker",
@@ -56,7 +56,7 @@ def s3_client(endpoint: Endpoint, **changes: Any) -> Iterator[Any]:
 
 
 def s3_options(endpoint: Endpoint) -> S3Options:
-    """Options of stoker's own stores with the default keys."""
+    """Return options of stoker's own stores with the default keys."""
     return S3Options(
         endpoint_url=endpoint.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
     )
@@ -71,7 +71,7 @@ def signed_headers(
     credentials: Credentials | None = None,
     region: str = "us-east-1",
 ) -> dict[str, str]:
-    """The headers of a request, `Host` among them, as botocore's own signer signs them."""
+    """Return the headers of a request, with ``Host`` and the signature of botocore's own signer."""
     host = {"Host": urlsplit(url).netloc}
     request = AWSRequest(method=method, url=url, headers={**host, **(headers or {})}, data=data)
     signer = S3SigV4Auth(credentials or Credentials("stoker", "stoker-secret"), "s3", region)
@@ -80,7 +80,7 @@ def signed_headers(
 
 
 def signed_request(url: str, *, method: str = "GET", data: bytes = b"", **signing: Any) -> bytes:
-    """A whole signed request as bytes; the connection is to be closed after it."""
+    """Return a signed request as bytes, which asks the server to close the connection."""
     signed = signed_headers(url, method=method, data=data, **signing)
     headers = {**signed, "Connection": "close", "Content-Length": str(len(data))}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -89,7 +89,7 @@ def signed_request(url: str, *, method: str = "GET", data: bytes = b"", **signin
 
 
 def exchange(endpoint: Endpoint, request: bytes) -> bytes:
-    """Send bytes and return all that comes back until the server closes.
+    """Send bytes and return all bytes that the server sends until it closes.
 
     Raises:
         ConnectionResetError: the server reset the connection.

@@ -1,4 +1,4 @@
-"""Epochs made in this process, as functions would make them."""
+"""Materialized epochs, written in this process as functions would write them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def phases(
     keep: int = 1,
     url: str = "memory://any",
 ) -> list[list[ShuffleTask]]:
-    """Return the tasks of an epoch, as a plan gives them."""
+    """Return the tasks of an epoch's plan."""
     plan = EpochPlan(
         way=way,
         slices=slices,
@@ -51,7 +51,7 @@ def phases(
 
 
 async def carry_out(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: int = MEMORY_BYTES) -> None:
-    """Carry out tasks, one after the other."""
+    """Perform tasks, one after the other."""
     for phase in tasks:
         for task in phase:
             result = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=math.inf)
@@ -59,12 +59,12 @@ async def carry_out(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: 
 
 
 async def made(store: Store, **settings: Any) -> None:
-    """Make an epoch in a store."""
+    """Write an epoch into a store."""
     await carry_out(store, phases(**settings))
 
 
 def materialize(url: str, **settings: Any) -> None:
-    """Make an epoch of the data set at a URL."""
+    """Materialize an epoch of the data set at a URL."""
     run_with(open_store(url), lambda store: made(store, **settings))
 
 

@@ -1,4 +1,4 @@
-"""The memory that work takes, by the interpreter's own count."""
+"""Memory use of a function, measured by the interpreter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROUNDS = 2
 
 
 class Memory:
-    """The least that the rounds of one work took, each of which does the same afresh.
+    """Minimum memory use over several rounds of the same work.
 
-    A round also counts what the interpreter takes for itself while it runs: a module that is imported at its first use,
-    caches of regular expressions and code, and the table of interned strings, which doubles when it is full, by
-    megabytes late in a long run. None of this comes twice, so what every round took is the work's own.
+    A round also counts memory of the interpreter: a module that is imported at its first use, caches of regular
+        expressions and code, and the table of interned strings, which doubles when it is full, by megabytes late in a long
+        run. None of this recurs, so the memory that every round takes is the work's own.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Memory:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Count what the body takes, and what of it is still there at its end. Rounds do not nest."""
+        """Measure the memory that the body takes, and the part that is left at its end. Rounds do not nest."""
         tracemalloc.start()
         try:
             yield
@@ -32,21 +32,21 @@ class Memory:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were there at the end of a round."""
+        """Memory that is left at the end of a round, in bytes."""
         return min(kept for kept, _ in self._figures)
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes at once in a round."""
+        """Peak memory of a round, in bytes."""
         return min(peak for _, peak in self._figures)
 
 
 def memory_of(work: Callable[[], object], *, enough_bytes: int = 0) -> Memory:
-    """Return what rounds of a work take; what it returns is kept.
+    """Return the memory that rounds of a function take, including its result.
 
-    Args:
-        work: What is measured. It is called twice, so it makes all that it changes.
-        enough_bytes: A peak up to this is little enough to need no second round.
+        Args:
+    work: function to measure. It is called twice, so it creates everything that it changes.
+    enough_bytes: peak up to which no second round is needed, in bytes.
     """
     memory = Memory()
     for _ in range(ROUNDS):

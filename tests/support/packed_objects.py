@@ -1,4 +1,4 @@
-"""A packed data set as plain bytes, for stores that the tests bring themselves."""
+"""A packed data set as plain bytes, for stores of the tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed_objects(
 
 
 def value_at(values: Any, place: int) -> Any:
-    """Return one value of a gathered column as something that compares with ``==``: bytes, text or nested lists."""
+    """Return one value of a gathered column in a form that ``==`` compares: bytes, text or nested lists."""
     value = values[place]
     if isinstance(values, RaggedValues) and not isinstance(value, np.ndarray):
         return value

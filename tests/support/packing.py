@@ -1,4 +1,4 @@
-"""Stores that die, data sets by content, and quick ways to pack and read one."""
+"""Short ways to pack and read a data set, and a store that delays uploads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def fresh_store() -> Store:
 
 
 def config(**changes: Any) -> PackConfig:
-    """Return settings that make small super-samples of SCHEMA's samples, three to each."""
+    """Return settings with super-samples of three samples of SCHEMA."""
     settings = {"schema": SCHEMA, "super_sample_bytes": 400, "source": "numbers", "concurrency": 3, "retry": NO_WAIT}
     return PackConfig(**{**settings, **changes})
 
 
 def numbered(count: int, start: int = 0) -> list[dict[str, object]]:
-    """Return samples that tell which they are."""
+    """Return samples whose label is their number."""
     return [{"data": f"sample {i} ".encode() * 9, "label": i} for i in range(start, start + count)]
 
 
@@ -51,13 +51,13 @@ async def pack(store: Store, samples: Iterable[Mapping[str, object]], **changes:
 
 
 def breaking(samples: list[dict[str, object]]) -> Iterator[dict[str, object]]:
-    """Yield the samples, then fail as a source would."""
+    """Yield the samples, then raise an error of a source."""
     yield from samples
     raise ZeroDivisionError
 
 
 async def interrupted(store: Store, samples: list[dict[str, object]], **changes: Any) -> None:
-    """Pack samples of a source that fails behind them."""
+    """Pack the samples of a source that fails at its end."""
     with pytest.raises(ZeroDivisionError):
         await pack(store, breaking(samples), **changes)
 
@@ -89,7 +89,7 @@ async def stored(store: Store, prefix: str = "") -> dict[str, bytes]:
 
 
 class SlowStore(WatchedStore):
-    """Lets every upload of a super-sample wait until it is told to go on."""
+    """Blocks every upload of a super-sample until its event is set."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

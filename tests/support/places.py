@@ -1,4 +1,4 @@
-"""Places to put objects into and to read them from by URL: one a store."""
+"""Objects and sources by URL, in any store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def put_all(url: str, objects: Mapping[str, bytes]) -> None:
 
 
 def with_store(url: str, work: Callable[[Store], Any]) -> Any:
-    """Return what ``work`` does with the store at a URL."""
+    """Return the result of ``work`` with the store at a URL."""
 
     async def run() -> Any:
         store = open_store(url)
@@ -40,7 +40,7 @@ def with_store(url: str, work: Callable[[Store], Any]) -> Any:
 
 
 def with_source(url: str, work: Callable[[ObjectSource], Any], kind: str | None = None, **options: Any) -> Any:
-    """Return what ``work`` does with the source at a URL."""
+    """Return the result of ``work`` with the source at a URL."""
 
     async def run() -> Any:
         source = await open_source(url, kind, **options)
@@ -67,7 +67,7 @@ def read_all(url: str, kind: str | None = None, start: int = 0, **options: Any) 
 
 
 def look(url: str, kind: str | None = None, **options: Any) -> ObjectSource:
-    """Return a source, closed again, to look at its attributes."""
+    """Return a closed source, whose attributes can be read."""
 
     async def same(source: ObjectSource) -> ObjectSource:
         return source

@@ -1,4 +1,4 @@
-"""What stands in front of a function whose platform lets in only whom it knows, as Lambda and Cloud Run do."""
+"""Authentication in front of a function: the checks of Lambda's and Cloud Run's endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGION = "eu-central-1"
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, key: KeyPair) -> None:
-    """Put AWS credentials where the standard chain looks first."""
+    """Set AWS credentials where the standard chain looks first."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key.access_key)
@@ -29,7 +29,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, key: KeyPair) -> None:
 
 
 class Door:
-    """Lets everybody in."""
+    """Accepts every request."""
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """Return the answer to a request that does not reach the function, None if it does."""
@@ -42,9 +42,9 @@ OPEN = Door()
 class IamDoor(Door):
     """A function URL of type ``AWS_IAM``.
 
-    Args:
-        keys: who may call.
-        tells: say why somebody may not, as Lambda does of some reasons.
+        Args:
+    keys: access keys that may call.
+    tells: whether refusals contain the reason, as some of Lambda's do.
     """
 
     def __init__(self, *keys: KeyPair, tells: bool = False) -> None:
@@ -53,7 +53,7 @@ class IamDoor(Door):
         self.refused: list[str] = []
 
     def expire(self, key: KeyPair) -> None:
-        """Refuse a key from here on."""
+        """Refuse a key from now on."""
         self._keys[key.access_key] = replace(key, expires_at=0.0)
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
@@ -69,12 +69,12 @@ class IamDoor(Door):
 
 @dataclass
 class BearerDoor(Door):
-    """A service of Cloud Run that takes certain identity tokens.
+    """A service of Cloud Run that accepts certain identity tokens.
 
-    Attributes:
-        good: tokens of those who may call.
-        known: tokens of those who may not.
-        seen: the tokens that came, in order.
+        Attributes:
+    good: tokens of callers that may call.
+    known: valid tokens of callers that may not.
+    seen: received tokens, in order.
     """
 
     good: Collection[str]
@@ -82,7 +82,7 @@ class BearerDoor(Door):
     seen: list[str] = field(default_factory=list)
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
-        """Look at the token."""
+        """Check the token."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         self.seen.append(token)
         if token in self.good:

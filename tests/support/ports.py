@@ -1,4 +1,4 @@
-"""Ports for programs that can only be told one."""
+"""Ports for programs that cannot choose a free one themselves."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["kept_port"]
 
 
 def kept_port() -> int:
-    """Return a loopback port that nobody else gets within a minute: one that is only free may be anybody's soon."""
+    """Return a loopback port that is reserved for a minute; another process may soon get one that is only free."""
     return reserve_port("127.0.0.1")

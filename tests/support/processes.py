@@ -1,4 +1,4 @@
-"""Processes that may be killed: forked from one that has imported what they need, so that a start is cheap."""
+"""Processes that may be killed, forked from one that has imported their modules, so that they start quickly."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _context.set_forkserver_preload(["stoker._pack.packer", "stoker._stores.s3", "st
 
 
 def die() -> NoReturn:
-    """End this process as the kernel ends one: at once, with nothing cleaned up."""
+    """End this process at once by SIGKILL, without any clean-up."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nobody survives this")
 
 
 @contextmanager
 def running(work: Callable[..., object], *arguments: object) -> Iterator[BaseProcess]:
-    """Run a function of a module in a process of its own, which is killed when the block is left."""
+    """Run a function of a module in a process of its own, which is killed at the end of the block."""
     process = _context.Process(target=work, args=arguments)
     process.start()
     try:
@@ -38,7 +38,7 @@ def running(work: Callable[..., object], *arguments: object) -> Iterator[BasePro
 
 
 def ended(process: BaseProcess) -> int:
-    """Wait for a process's end; return its exit code, ``-SIGKILL`` if it was killed.
+    """Wait for a process to end; return its exit code, ``-SIGKILL`` if it was killed.
 
     Raises:
         AssertionError: it hangs.

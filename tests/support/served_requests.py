@@ -26,7 +26,7 @@ def with_service(
     store: Callable[[str], Store] = open_store,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Any:
-    """Return what ``use`` does with a service, on an event loop of its own; the stores are closed then."""
+    """Return the result of ``use`` with a service, on an event loop of its own; closes the stores afterwards."""
     stores: dict[str, Store] = {}
 
     def opened(url: str) -> Store:
@@ -53,14 +53,14 @@ def ask(
     method: str = "GET",
     **more: Any,
 ) -> Response:
-    """Return the response to one request of somebody whom the platform has let in."""
+    """Return the response to one request that the platform has authenticated."""
     request = Request(method=method, path=path, query=query, headers=headers or {})
     response: Response = with_service(config, lambda service: service.answer(request), **more)
     return response
 
 
 def error_of(response: Response) -> str:
-    """Return the code of an error; that it is one, says something and may not be kept is part of every test."""
+    """Return the code of an error response; checks that it is one, has a message and may not be cached."""
     assert response.status >= 400
     assert response.headers["Cache-Control"] == "no-store"
     assert response.headers["Content-Type"] == "application/json"

@@ -1,4 +1,4 @@
-"""A service under a real HTTP server on this machine: its ASGI half behind aiohttp's server, on a thread of its own."""
+"""A service behind a real HTTP server on this machine: its ASGI application on aiohttp's server, on its own thread."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Spoil = Callable[[Request, int, Response], Response]
 
 @dataclass(frozen=True, kw_only=True)
 class Hosted:
-    """A service that runs.
+    """A running service.
 
-    Attributes:
-        url: of the server.
-        requests: what was asked, in order of arrival.
-        statuses: what was answered, in order of the answers.
+        Attributes:
+    url: URL of the server.
+    requests: received requests, in order of arrival.
+    statuses: statuses of the responses, in their order.
     """
 
     url: str
@@ -42,7 +42,7 @@ class Hosted:
 
 @asynccontextmanager
 async def hosting(app: AsgiApp, door: Door = OPEN) -> AsyncIterator[str]:
-    """Serve an ASGI application behind a door; yield the server's URL."""
+    """Serve an ASGI application behind an authentication; yield the server's URL."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := door.refusal(request)) is not None:
@@ -118,9 +118,9 @@ def running_service(
     door: Door = OPEN,
     **changes: Any,
 ) -> Iterator[Hosted]:
-    """Serve data sets whose buckets take ``options``; ``changes`` are those of the service's configuration.
+    """Serve data sets, whose stores are opened with ``options``; ``changes`` are settings of the service.
 
-    ``spoil(request, before, response)`` is sent in the place of each response; the same was asked ``before`` times.
+    The result of ``spoil(request, before, response)`` replaces each response, after ``before`` identical requests.
     """
     config = ServeConfig(datasets=datasets, **changes)
     with running_server(lambda: _serving(config, options, with_token=with_token, spoil=spoil, door=door)) as hosted:

@@ -26,7 +26,7 @@ IS_SOUND = partial(matches_key, (SECRET, OTHER_SECRET))
 
 
 def object_of(number: int, size_bytes: int = 10_000, *, dataset: str = "d") -> tuple[ObjectRef, bytes]:
-    """Return an object that its manifest knows the SHA-256 of."""
+    """Return an object whose manifest has its SHA-256."""
     data = random.Random(number).randbytes(size_bytes)
     ref = ObjectRef(
         key=f"data/0123456789abcdef/{number:08}",
@@ -47,13 +47,13 @@ def server_of(
     folder: FolderStorage | None = None,
     sources: Sequence[ReadThrough] = (),
 ) -> TierServer:
-    """Return a server that does not listen yet."""
+    """Return a server that is not started."""
     return TierServer(secrets, MemoryStorage(limit_bytes), folder, sources)
 
 
 @asynccontextmanager
 async def running(server: TierServer, endpoint: ListenAddress | None = None) -> AsyncIterator[str]:
-    """Have a server listen on a free port of loopback, and yield its URL."""
+    """Start a server on a free loopback port, and yield its URL."""
     async with serve_tier(server, endpoint or ListenAddress(address=Address("127.0.0.1", 0))) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""A server whose every word a test chooses, plain or over TLS, and what it saw."""
+"""A server whose responses are a test's own bytes, plain or over TLS, and the requests that it received."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Speak = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitab
 
 @dataclass
 class Server:
-    """What a server saw: requests, by the connection that they came over."""
+    """Requests that a server received, by connection."""
 
     url: str = ""
     requests: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Server:
 
 
 def saying(*words: bytes) -> Speak:
-    """What says these words to each request, all at once."""
+    """Return a handler that answers each request with these bytes at once."""
 
     async def speak(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = server.connections
@@ -53,7 +53,7 @@ answer_all = saying(WHOLE)
 
 @asynccontextmanager
 async def serving(speak: Speak, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """Let ``speak`` talk on each connection and hang up when it returns; when left, all have ended."""
+    """Run ``speak`` on each connection and close it when ``speak`` returns; all have ended at the end of the block."""
     server = Server()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -76,17 +76,17 @@ async def serving(speak: Speak, *, host: str = "127.0.0.1", tls: ssl.SSLContext 
         yield server
     finally:
         listening.close()
-        await asyncio.sleep(0.01)  # what was accepted last begins to be served
+        await asyncio.sleep(0.01)  # the connection that was accepted last begins to be served
         await asyncio.gather(*tasks)
         await listening.wait_closed()
 
 
 def with_server(speak: Speak, use: Use, *, authority: Authority | None = None, **options: float) -> None:
-    """Run ``use`` with a reader and the server it is for; nothing may go wrong on the reader's side unseen."""
+    """Run ``use`` with a reader and its server; unhandled errors on the reader's side fail the test."""
     unseen: list[dict[str, Any]] = []
 
     def note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "incoming connection" not in context["message"]:  # the server's, of a client that hung up
+        if "incoming connection" not in context["message"]:  # of the server, about a client that closed the connection
             unseen.append(context)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Places to run the store contract in, and helpers of tests that look at stores."""
+"""Places to run the store contract in, and functions to inspect stores."""
 
 from stoker.testing import Deviation, keys_of, read_range, run_with
 from stoker.testing import StorePlace as Place

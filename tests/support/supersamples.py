@@ -1,4 +1,4 @@
-"""Super-samples and manifests of every kind of column, made by stoker's own writers, for the tests to take apart."""
+"""Super-samples and manifests with every kind of column, written by stoker's own writers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY_KIND = Schema(
 
 
 def value_of(column: Column, rng: random.Random) -> Any:
-    """Return a random value of ``column``, as a user would give it."""
+    """Return a random value of ``column``, in a form that users may pass."""
     if isinstance(column, Text):
         return "".join(rng.choice("aé漢😀 ") for _ in range(rng.randrange(12)))
     if isinstance(column, Bytes):

@@ -1,4 +1,4 @@
-"""Cancelling at a numbered suspension: tasks whose every await is counted, over a whole run.
+"""Cancellation at a numbered suspension: counts every suspension of tasks over a whole run.
 
 A coroutine suspends each time it is stepped and yields to the loop; those points are numbered in the order in which a
 run reaches them, which under the virtual clock is the same every time.
@@ -38,11 +38,11 @@ class _Counted(Coroutine[Any, Any, Any]):
 
 
 class Suspensions:
-    """Counts the suspensions of chosen tasks, and calls functions at some of them.
+    """Counts the suspensions of selected tasks, and calls functions at some of them.
 
-    Args:
-        counts: says by a coroutine's qualified name whether its suspensions count.
-        at: what to do at which suspension, from 0: it is called with the task that has suspended.
+        Args:
+    counts: function from a coroutine's qualified name to whether its suspensions count.
+    at: number of a suspension, from 0 → function to call with the suspended task.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Suspensions:
         self.seen: list[str] = []
 
     def watch(self) -> None:
-        """Watch every task that the running loop makes from here on."""
+        """Watch every task that the running loop creates from now on."""
         asyncio.get_running_loop().set_task_factory(self._make)
 
     def _make(
@@ -75,5 +75,5 @@ class Suspensions:
         if action is not None:
             task = asyncio.current_task()
             assert task is not None
-            # At once would be inside the step; the next turn of the loop is before anything can wake the task.
+            # A direct call would be inside the step; the loop's next iteration is before anything can wake the task.
             asyncio.get_running_loop().call_soon(action, task)

@@ -1,7 +1,7 @@
-"""One rank of a training whose model is a tally: how often the samples were trained on, summed over ranks and steps.
+"""One rank of a training whose model counts how often each sample was trained on, over all ranks and steps.
 
-Checkpoints have the model and the loader's state, as those of any training; so after kills and restarts of any kind the
-model itself tells whether every sample was trained on exactly once an epoch.
+Checkpoints have the model and the loader's state, like those of any training. So after any kills and restarts, the
+model shows whether every sample was trained on exactly once per epoch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """What ends a training early.
+    """A signal that ends a training early.
 
-    Attributes:
-        rank: that gets the signal.
-        step: of the process, counted from 1, during which it is sent.
-        delay_seconds: how long the step has run by then, unless it and its successors are faster.
-        signal: its number.
+        Attributes:
+    rank: rank that gets the signal.
+    step: step of the process, from 1, during which it is sent.
+    delay_seconds: time since the step's begin, in seconds; a later step may have begun by then.
+    signal: number of the signal.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class End:
         return cls(rank=rank, step=step, delay_seconds=delay, signal=number)
 
     def begin(self) -> threading.Thread:
-        """Send the signal to this process when the time has come."""
+        """Send the signal to this process after the delay."""
         timer = threading.Timer(self.delay_seconds, os.kill, (os.getpid(), self.signal))
         timer.start()
         return timer
@@ -58,15 +58,15 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TallyTask:
-    """What the ranks do.
+    """Task of the ranks.
 
-    Attributes:
-        url: of the data set.
-        folder: for the checkpoint, and for a line for each process that takes part.
-        global_batch: samples a step, over all ranks.
-        epochs: of the whole training.
-        checkpoint_steps: how many steps lie between two checkpoints.
-        ends: what ends each attempt, in order; those behind them go on to the end of the training.
+        Attributes:
+    url: URL of the data set.
+    folder: folder of the checkpoint, and of a file with a line for each process.
+    global_batch: samples per step, over all ranks.
+    epochs: number of epochs of the whole training.
+    checkpoint_steps: number of steps between two checkpoints.
+    ends: end of each attempt, in order; later attempts run to the end of the training.
     """
 
     url: str
@@ -90,12 +90,12 @@ class TallyTask:
 
 @dataclass(slots=True, kw_only=True)
 class Checkpoint:
-    """A training's model and place.
+    """Model and position of a training.
 
-    Attributes:
-        tally: how often each sample was trained on.
-        steps: how many steps were trained.
-        state: of the loader.
+        Attributes:
+    tally: number of times that each sample was trained on.
+    steps: number of completed steps.
+    state: state of the loader.
     """
 
     tally: list[int]
@@ -116,7 +116,7 @@ class Checkpoint:
 
 
 def train(task: TallyTask, init_method: str, rank: int, world_size: int, attempt: int = 0) -> None:
-    """Go on from the newest checkpoint to the end of the training, or to what ends this attempt."""
+    """Resume from the newest checkpoint, to the end of the training or of this attempt."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
     with (task.folder / "processes").open("a") as file:
@@ -132,7 +132,7 @@ def train(task: TallyTask, init_method: str, rank: int, world_size: int, attempt
 
 
 class _Training:
-    """A training under way in this process."""
+    """A running training in this process."""
 
     def __init__(self, task: TallyTask, end: End | None, loader: Loader) -> None:
         self._task, self._end, self._loader = task, end, loader
@@ -143,8 +143,8 @@ class _Training:
             loader.load_state_dict(checkpoint.state)
 
     def run(self) -> None:
-        # Ranks must stop at the same step. So the first that learns of it tells the others with its share of the step,
-        # and the hook only keeps the signal waiting; should they not get there, the last checkpoint is as good.
+        # Ranks must stop at the same step. So the first rank with a signal informs the others in the step's all-reduce,
+        # and the hook only delays the signal; if they do not get there, the last checkpoint is used.
         with save_on_sigterm(self._loader, lambda _state: None, grace_seconds=120.0, wait_seconds=60.0) as hook:
             while self._loader.state_dict()["epoch"] < self._task.epochs and self._train_epoch(hook):
                 pass
@@ -152,7 +152,7 @@ class _Training:
                 self._ending.join()
 
     def _train_epoch(self, hook: Preemption) -> bool:
-        """Train to the end of the epoch; return False if a rank is being taken away before."""
+        """Train to the end of the epoch; return False if a rank is preempted before."""
         for batch in self._loader:
             self._steps += 1
             if self._end is not None and self._steps == self._end.step:
@@ -165,7 +165,7 @@ class _Training:
         return True
 
     def _train_step(self, ids: torch.Tensor, *, is_leaving: bool) -> bool:
-        """Add what all ranks trained on to the tally; return whether any of them is leaving."""
+        """Count the samples of all ranks; return whether any of them is leaving."""
         samples = len(self._tally)
         trained = torch.zeros(samples + 1, dtype=torch.int64)
         trained.index_add_(0, ids, torch.ones_like(ids))

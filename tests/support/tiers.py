@@ -1,4 +1,4 @@
-"""Tiers without a loader: a small data set in a manifest and its objects, and a run's future that follows it."""
+"""Tiers without a loader: a small data set as a manifest and its objects, and the access forecast of a run on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.packed_objects import packed_objects
 COUNTS = [5 + row % 3 for row in range(20)]
 SCHEMA = Schema({"image": Array("uint8", (300, 3))})
 LARGEST_BYTES = 8192
-"""More than any object has, and two blocks of a disk: each takes as much."""
+"""At least the size of any object, and two disk blocks: every object occupies that."""
 
 
 MANIFEST, OBJECTS = packed_objects(
@@ -34,14 +34,14 @@ def body(row: int) -> bytes:
 
 
 def future(*, seed: int = 0, epochs: int | None = 4) -> AccessForecast:
-    """Return what one of two ranks will need that share a lane, and so all super-samples, but no cache."""
+    """Return the access forecast of one of two ranks that share a lane, and so all super-samples, but no cache."""
     partition = RankSharding(samples=MANIFEST.samples, batch_size=8, world_size=2)
     stretch = PositionRange(order=OrderConfig(seed=seed, window=2), sharding=partition, end_epoch=epochs)
     return AccessForecast(MANIFEST.rows.samples, stretch)
 
 
 def memory_tier(held: int, policy: str = "next-use") -> MemoryTier:
-    """Return a tier in memory that has room for so many objects."""
+    """Return a memory tier with room for ``held`` objects."""
     return MemoryTier(held * LARGEST_BYTES, policy, largest_bytes=LARGEST_BYTES)
 
 
@@ -55,7 +55,7 @@ def disk_tier(
     dataset: str = "d",
     behind_bytes: int = 1 << 20,
 ) -> DiskTier:
-    """Return a tier on disk of which each owner has room for so many objects."""
+    """Return a disk tier with room for ``held`` objects per owner."""
     config = FolderConfig(
         path=path, dataset=dataset, owners=owners, preferred=preferred, share_bytes=held * LARGEST_BYTES
     )
@@ -63,13 +63,13 @@ def disk_tier(
 
 
 async def kept(tier: ManagedTier, row: int) -> bytes | None:
-    """Return what a tier has of a row, None if it has nothing."""
+    """Return the object of a row in a tier, None if it has none."""
     into = bytearray(len(body(row)))
     return bytes(into) if await tier.read(MANIFEST.ref(row), memoryview(into)) else None
 
 
 async def offer(tier: ManagedTier, *rows: int) -> None:
-    """Offer the objects of some rows, each when the one before is where it stays."""
+    """Offer the objects of some rows, each after the one before is stored."""
     for row in rows:
         tier.offer(MANIFEST.ref(row), memoryview(body(row)))
         if isinstance(tier, DiskTier):
@@ -79,8 +79,8 @@ async def offer(tier: ManagedTier, *rows: int) -> None:
 class SilentTier:
     """A tier that never answers.
 
-    Args:
-        name: in statistics and traces.
+        Args:
+    name: name in statistics and traces.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Functions for executors to run: they echo, fail, wait for each other, hang, and die."""
+"""Functions for executors to run: they echo, fail, wait for each other, hang, and kill their process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ async def echo(event: Event, *_: object) -> dict[str, Any]:
 
 
 async def fail(event: Event, *_: object) -> dict[str, Any]:
-    """Raise the error of the class named, of stoker or builtin."""
+    """Raise an error of the named class, of stoker or builtin."""
     kind = getattr(errors, event["type"], None) or {"KeyError": KeyError, "RuntimeError": RuntimeError}[event["type"]]
     raise kind(event["message"])
 
 
 async def meet(event: Event, *_: object) -> dict[str, Any]:
-    """Return once another call has come to the same folder, too."""
+    """Return once another call has created its file in the same folder."""
     folder = Path(event["folder"])
     (folder / event["me"]).touch()
     while not (folder / event["other"]).exists():  # noqa: ASYNC110 - a file has no event
@@ -36,7 +36,7 @@ async def meet(event: Event, *_: object) -> dict[str, Any]:
 
 
 async def hang(event: Event, *_: object) -> dict[str, Any]:
-    """Say who runs, by creating a file with the process's number if one is named, and never return."""
+    """Write the process id to a file, if the event names one, and never return."""
     if "file" in event:
         Path(event["file"]).write_text(str(os.getpid()))  # noqa: ASYNC240 - a few bytes
     await asyncio.Event().wait()
@@ -48,7 +48,7 @@ async def perish(event: Event, *_: object) -> dict[str, Any]:
 
 
 async def chatter(event: Event, *_: object) -> dict[str, Any]:
-    """Print, as libraries do."""
+    """Print to standard output, as libraries do."""
     print("this is not an answer")
     return {"printed": True}
 

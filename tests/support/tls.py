@@ -1,4 +1,4 @@
-"""An HTTPS endpoint of our own with a certificate authority of its own, and a proxy to reach it through."""
+"""An HTTPS endpoint with its own certificate authority, and a proxy in front of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority: ``bundle`` is the file to trust, ``server`` a TLS context with a certificate of it."""
+    """A certificate authority: ``bundle`` is the file to trust, ``server`` a TLS context with its certificate."""
 
     bundle: Path
     server: ssl.SSLContext
@@ -49,7 +49,7 @@ def _signed(subject: str, key: ec.EllipticCurvePrivateKey, issuer: str) -> x509.
 
 
 def make_authority(folder: Path, *hosts: str) -> Authority:
-    """Make an authority in ``folder`` and a certificate for ``hosts`` and 127.0.0.1."""
+    """Create an authority in ``folder`` and a certificate for ``hosts`` and 127.0.0.1."""
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca = _signed("ca", ca_key, "ca").add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     ca = ca.add_extension(_SIGNS_CERTIFICATES, critical=True)
@@ -71,7 +71,7 @@ def make_authority(folder: Path, *hosts: str) -> Authority:
 
 @dataclass
 class Origin:
-    """What an endpoint was asked: ``names`` in the TLS greetings, and each request with its body."""
+    """What an endpoint received: server names of TLS handshakes, and each request with its body."""
 
     port: int = 0
     names: list[str | None] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Origin:
 
 @asynccontextmanager
 async def https_origin(context: ssl.SSLContext) -> AsyncIterator[Origin]:
-    """Serve over TLS: reads get ``0123456789`` in the range they ask for, listings are empty, writes succeed."""
+    """Serve over TLS: reads return the requested range of ``0123456789``, listings are empty, writes succeed."""
     origin = Origin()
     context.sni_callback = lambda _socket, name, _context: origin.names.append(name)
 
@@ -112,7 +112,7 @@ async def https_origin(context: ssl.SSLContext) -> AsyncIterator[Origin]:
 
 @dataclass
 class Proxy:
-    """An HTTP proxy that takes every tunnel to one port of this machine."""
+    """An HTTP proxy that connects every tunnel to one port of this machine."""
 
     url: str
     tunnels: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Proxy:
 
 @asynccontextmanager
 async def connect_proxy(port: int, *, password: str) -> AsyncIterator[Proxy]:
-    """Serve ``CONNECT`` to whoever gives the user ``user`` and ``password``; all tunnels end at 127.0.0.1:``port``."""
+    """Serve ``CONNECT`` for the user ``user`` with ``password``; all tunnels end at 127.0.0.1:``port``."""
     given = b"Proxy-Authorization: Basic " + base64.b64encode(f"user:{password}".encode())
     tasks: set[asyncio.Task[None]] = set()
 

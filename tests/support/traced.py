@@ -1,4 +1,4 @@
-"""A run in virtual time whose waits are on record: a store with faults, a ring, a consumer that takes items in turn."""
+"""A traced run in virtual time: a store with faults, a ring, and a consumer that uses items in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = random.Random(0).randbytes(100_000)
 
 
 class TracedRun:
-    """Takes objects one after the other; each is a step of its own, and works for a while on each."""
+    """Uses objects one after the other; each is a step of its own, and takes ``compute_seconds``."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TracedRun:
         self._compute_seconds = compute_seconds
         self._schedule = schedule or Continuous()
         store: Readable = self.store
-        if bucket is not None:  # a model, which moves no bytes
+        if bucket is not None:  # a model, which transfers no bytes
             store = BucketView(SimulatedBucket(bucket, lambda key: len(BODY)), random.Random(2))
         checksum = crc32c if bucket is None else lambda data: self.refs[0].crc32c
         self.fetcher = Fetcher(

@@ -12,7 +12,7 @@ __all__ = ["train_and_die"]
 
 
 def train_and_die(url: str, trace: Path) -> None:
-    """Train until a trace has much to tell, since it holds the last second back, and be killed."""
+    """Train until the trace is long, since it buffers the last second, and be killed."""
     with Loader(url, batch_size=10, trace=trace) as loader:
         while trace.read_text().count('"cat":"batch"') < 30:
             for _ in loader:

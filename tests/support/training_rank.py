@@ -1,4 +1,4 @@
-"""One rank of a distributed training, as a program: a rank's task as JSON on standard input, what it did on output."""
+"""One rank of a distributed training, as a program: its task is JSON on standard input, its report on output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """What a rank does: train for some whole epochs and some steps of the next."""
+    """Task of a rank: train for some whole epochs and some steps of the next."""
 
     url: str
     rank: int
@@ -46,7 +46,7 @@ class RankTask:
 
 @dataclass(slots=True, kw_only=True)
 class RankReport:
-    """What a rank did: ids of each epoch's batches in the order they came, the final state and weights."""
+    """Report of a rank: ids of each epoch's batches in order, the final state and the weights."""
 
     epochs: list[list[list[int]]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class RankReport:
 
 
 def pack_sums(folder: Path, samples: int) -> None:
-    """Pack what a rank trains on: ``x`` of four numbers, and ``y``, their sum; a few to each super-sample."""
+    """Pack the training data: ``x`` of four numbers, and ``y``, their sum; a few samples per super-sample."""
     schema = {"x": stoker.Array("float32", (4,)), "y": stoker.Array("float32")}
     with stoker.Packer(folder, schema=schema, super_sample_bytes=256) as packer:
         for x in np.random.default_rng(0).normal(size=(samples, 4)).astype(np.float32):
@@ -64,7 +64,7 @@ def pack_sums(folder: Path, samples: int) -> None:
 
 
 def ids_of(reports: Iterable[RankReport], epoch: int) -> list[int]:
-    """Return the ids of all samples that the ranks had in their ``epoch``-th epoch."""
+    """Return the ids of all samples of the ranks in their ``epoch``-th epoch."""
     return [number for report in reports for batch in report.epochs[epoch] for number in batch]
 
 
@@ -87,7 +87,7 @@ def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(task)))
             process.stdin.close()
-            process.stdin = None  # or communicate() would flush what is closed
+            process.stdin = None  # otherwise communicate() would flush a closed pipe
         outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
     finally:
         for process in processes:
@@ -129,7 +129,7 @@ def _main() -> None:
 
 
 def _train(loader: Loader, task: RankTask, report: RankReport) -> None:
-    torch.manual_seed(task.rank)  # DDP has to make the weights equal
+    torch.manual_seed(task.rank)  # DDP must make the weights equal
     model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for steps in [None] * task.epochs + [task.steps] * bool(task.steps):

@@ -1,4 +1,4 @@
-"""One use of each operation of a store, for what must hold whatever is asked of it."""
+"""One use of each operation of a store, for properties that all operations share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 
 
 def error_of(url: str, options: StoreOptions, use: Use) -> StoreError:
-    """The error that ``use`` meets; that there is one is part of every test."""
+    """Return the error of ``use``; it must fail."""
     caught: list[StoreError] = []
 
     async def check(store: Store) -> None:

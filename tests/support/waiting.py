@@ -1,4 +1,4 @@
-"""Waiting for what something outside brings about."""
+"""Waiting for conditions that other processes bring about."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WAIT_SECONDS = 300.0  # of a hang
 
 
 async def until(holds: Callable[[], Any]) -> Any:
-    """Wait until something holds, and return what it says.
+    """Wait until a function returns a true value, and return it.
 
     Raises:
-        AssertionError: it never does.
+        AssertionError: it did not in time.
     """
     deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
     while not (value := holds()):
@@ -25,10 +25,10 @@ async def until(holds: Callable[[], Any]) -> Any:
 
 
 async def until_async(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait until what something returns holds, and return it.
+    """Wait until a coroutine function returns a true value, and return it.
 
     Raises:
-        AssertionError: it never does.
+        AssertionError: it did not in time.
     """
     deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
     while not (value := await holds()):

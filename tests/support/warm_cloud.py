@@ -1,4 +1,4 @@
-"""A warm tier of real processes: node functions in the local function cloud, and a proxy here that calls them."""
+"""A warm tier of real processes: node functions in the local function cloud, and a proxy in this process."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of",
 PREFIX = "stoker"
 SECRET = WarmSecret(b"of the warm tier's real processes, more than 32 bytes")
 _PATIENT: dict[str, Any] = {"ping_seconds": 2.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
-"""On a busy machine a process may take long for anything."""
+"""Time limits for a busy machine, on which processes may be slow."""
 
 
 def node_function(number: int, **changes: Any) -> FunctionSpec:
-    """Return a node as it is deployed; ``secret`` for another than the proxy's."""
+    """Return a node as it is deployed; ``secret`` if it differs from the proxy's."""
     secret = changes.pop("secret", SECRET.reveal())
     settings = {"memory_mb": 256, "timeout_seconds": 60.0, "concurrency": 2, **changes}
     return FunctionSpec(
@@ -51,7 +51,7 @@ def node_function(number: int, **changes: Any) -> FunctionSpec:
 
 
 def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str, bytes]:
-    """Return objects by their names, each with bytes that no other has."""
+    """Return objects by name, each with different bytes."""
     rng = random.Random(seed)
     bodies = [rng.randbytes(size_bytes) for _ in range(count)]
     refs = [ObjectRef(key=f"data/{row}", size_bytes=size_bytes, crc32c=crc32c(data)) for row, data in enumerate(bodies)]
@@ -59,12 +59,12 @@ def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str
 
 
 class WarmCloud:
-    """Nodes, and the proxy that reads and writes them.
+    """Nodes, and the proxy that uses them.
 
-    Attributes:
-        cloud: that runs the functions.
-        config: of the proxy.
-        proxy: the one that runs now.
+        Attributes:
+    cloud: cloud that runs the functions.
+    config: configuration of the proxy.
+            proxy: the current proxy.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class WarmCloud:
         return Proxy(self.config, self._secret, self._executor.call, listener, mac=MAC, rng=random.Random(7))
 
     async def restart(self) -> None:
-        """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere.
+        """Replace the proxy by one that does not know which shards nodes hold, on another port.
 
-        It begins when all nodes stand still: the platform would start others beside those that are about to return.
+        Waits until all nodes are idle: beside invocations that end soon, the platform would start other instances.
         """
         await self.proxy.close()
         await self.asleep()
@@ -95,7 +95,7 @@ class WarmCloud:
         await self.proxy.start()
 
     async def put(self, offered: Mapping[str, bytes]) -> None:
-        """Offer objects, and wait until all are away."""
+        """Offer objects, and wait until all are written."""
         stored = self.proxy.statistics().stored
         for name, data in offered.items():
             self.proxy.objects.offer(name, memoryview(data))
@@ -103,28 +103,28 @@ class WarmCloud:
         assert self.proxy.statistics().stored == stored + len(offered), self.proxy.statistics()
 
     async def read(self, name: str) -> bytes | None:
-        """Return an object, or None if the tier has it not."""
+        """Return an object, or None if the tier does not have it."""
         into = bytearray(size_of(name))
         return bytes(into) if await self.proxy.objects.read(name, memoryview(into)) else None
 
     async def read_all(self, names: Iterable[str]) -> dict[str, bytes | None]:
-        """Return objects by their names, read at once."""
+        """Return objects by name, read concurrently."""
         names = list(names)
         return dict(zip(names, await asyncio.gather(*map(self.read, names)), strict=True))
 
     async def asleep(self) -> None:
-        """Wait until all nodes have returned and stand still."""
+        """Wait until the invocations of all nodes have ended."""
         await until(lambda: not any(figures.busy for figures in self.cloud.statistics().values()))
 
     async def kill(self, numbers: Sequence[int]) -> None:
-        """SIGKILL all instances of nodes, asleep or at work, and wait until they are gone."""
+        """Kill all instances of nodes, idle or running, and wait until they have ended."""
         for process in [process for number in numbers for process in instances_of(number)]:
             os.kill(process.pid, signal.SIGKILL)
         await until(lambda: not any(self.cloud.statistics()[f"{PREFIX}-warm-{each}"].instances for each in numbers))
 
 
 def instances_of(number: int) -> list[psutil.Process]:
-    """Return the processes of a node, the oldest first."""
+    """Return the processes of a node, oldest first."""
     name, found = f"{PREFIX}-warm-{number}", []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -136,7 +136,7 @@ def instances_of(number: int) -> list[psutil.Process]:
 
 @asynccontextmanager
 async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> AsyncIterator[FunctionCloud]:
-    """Run a function cloud of so many nodes, which this process finds by its environment; ``changes`` are of each."""
+    """Run a function cloud of ``nodes`` nodes, with ``changes`` to each, and set this process's environment for it."""
     functions = [node_function(number, **changes) for number in range(nodes)]
     async with cloud_of(*functions, bucket=bucket) as cloud:
         with patch.dict(os.environ, {**cloud.environment(), "STOKER_WARM_SECRET": SECRET.reveal()}):
@@ -147,13 +147,13 @@ async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> Async
 async def warm_cloud(
     config: WarmConfig, *, secret: WarmSecret = SECRET, certificate: tuple[Path, Path] | None = None, **changes: Any
 ) -> AsyncIterator[WarmCloud]:
-    """Run a warm tier; when the block is left, nothing of it is.
+    """Run a warm tier; nothing of it is left after the block.
 
-    Args:
-        config: of the proxy; times out late, whatever it says.
-        secret: of the proxy.
-        certificate: of the proxy.
-        changes: of each node's function.
+        Args:
+    config: configuration of the proxy; its timeouts are replaced by long ones.
+    secret: secret of the proxy.
+            certificate: certificate of the proxy.
+            changes: changes to each node's function.
     """
     async with (
         node_cloud(config.nodes, **changes) as cloud,

@@ -1,4 +1,4 @@
-"""Both ends of a connection of the warm tier, joined by a link in virtual time or by a socket."""
+"""Both ends of a connection of the warm tier, over a link in virtual time or a socket."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ SHARD = bytes(range(256)) * 4000  # 1 MB
 
 
 def refuse(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
-    """Serve nothing."""
+    """Refuse every request."""
     raise NotFoundError("nothing is here")
 
 
 def ignore(connection: ProxyConnection, kind: Kind, head: Head) -> None:
-    """Take no note of a notice."""
+    """Ignore a notice."""
 
 
 @dataclass
 class Server:
-    """Serves as a node does, and remembers what it was asked."""
+    """Serves as a node does, and records the requests."""
 
     stored: dict[str, bytearray] = field(default_factory=dict)
     asked: list[tuple[Kind, Head]] = field(default_factory=list)
@@ -76,7 +76,7 @@ def node_side(serve: RequestHandler = refuse, secret: WarmSecret = SECRET, *, fi
 
 @contextmanager
 def limited(limits: Mapping[str, float]) -> Iterator[None]:
-    """Have connections other limits for a while: their names in the modules, and values."""
+    """Change limits of connections within a block: names in their modules, and values."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
             patch.setattr(_ends if name == "MAX_OPEN_REQUESTS" else _connection, name, value)
@@ -87,7 +87,7 @@ def limited(limits: Mapping[str, float]) -> Iterator[None]:
 async def joined(
     serve: RequestHandler = refuse, *, link: LinkConfig | None = None, limits: Mapping[str, float] = NO_LIMITS
 ) -> AsyncIterator[tuple[ProxyConnection, NodeConnection, Link]]:
-    """Yield the proxy's end, the node's and the link; afterwards nothing may be left of them."""
+    """Yield the proxy's end, the node's end and the link; checks that nothing of them is left."""
     with limited(limits):
         async with _joined(serve, link) as made:
             yield made
@@ -114,7 +114,7 @@ async def _joined(
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in virtual time; neither tasks nor complaints of the loop may be left."""
+    """Run a test in virtual time; checks that no task and no error of the loop is left."""
     complaints: list[dict[str, Any]] = []
 
     async def main() -> None:
@@ -122,10 +122,10 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         await test()
 
     run_virtual(main())
-    gc.collect(1)  # what tasks and futures that nobody asked have to say
+    gc.collect(1)  # errors of tasks and futures that were never awaited
     assert complaints == []
 
 
 def memory(size_bytes: int) -> memoryview:
-    """Return memory for a body."""
+    """Return a buffer for a body."""
     return memoryview(bytearray(size_bytes))

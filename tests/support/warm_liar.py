@@ -1,4 +1,4 @@
-"""A node with a defect: it answers what is not true, not asked, not allowed, or nothing at all."""
+"""A faulty node: its answers are wrong, unrequested, forbidden or missing."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ LIES = (
 
 
 _POLYNOMIAL = (0x82F63B78 << 1 | 1).to_bytes(5, "little")
-"""Of CRC-32C, its highest power first, as its bits are counted: the lowest of each byte first."""
+"""Polynomial of CRC-32C in reversed bit order: the lowest bit of each byte first."""
 
 
 def forge(payload: bytearray | memoryview, start: int = 0) -> None:
-    """Change five bytes so that no CRC-32C that covers them does: those of the shard, and of its object."""
+    """Change five bytes without a change to any CRC-32C that covers them: the shard's, and its object's."""
     for at, bits in enumerate(_POLYNOMIAL[: len(payload) - start]):
         payload[start + at] ^= bits
 
 
 class Liar(NodeServer):
-    """A node with a defect, if there is a lie that it tells.
+    """A node with a fault, or without one.
 
-    Attributes:
-        lie: which.
-        instead: returns the shard that it answers with in the place of another, of the lie "instead".
+        Attributes:
+    lie: kind of the fault; none if empty.
+    instead: function that returns the shard to answer with, for the fault "instead".
     """
 
     lie = ""

@@ -1,4 +1,4 @@
-"""A proxy that does nothing of its own, for a node to dial."""
+"""A passive proxy that a node connects to."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Listener"]
 
 
 class Listener:
-    """A proxy that one node dials, in virtual time.
+    """A proxy that one node connects to, in virtual time.
 
-    Attributes:
-        network: between both.
-        notices: what the node has said unasked.
-        connections: that it has made, at the proxy's end.
-        node: that dials.
+        Attributes:
+    network: network between both.
+    notices: notices from the node.
+    connections: the node's connections, at the proxy's end.
+    node: the node.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Listener:
         seconds: float = 900.0,
         linger_seconds: float,
     ) -> float:
-        """Run an invocation, with something done on its connection; return how many seconds it took."""
+        """Run an invocation, with a function on its connection; return its duration in seconds."""
         wake = WakeEvent(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
         begun_seconds = asyncio.get_running_loop().time()
         proxy = asyncio.ensure_future(self._serve(meanwhile))
         await self.node.run(wake, seconds)
         ran_seconds = asyncio.get_running_loop().time() - begun_seconds
         await proxy
-        await asyncio.sleep(0.1)  # until what it said last has arrived
+        await asyncio.sleep(0.1)  # until its last message has arrived
         return ran_seconds
 
     async def _serve(self, meanwhile: Callable[[ProxyConnection], Awaitable[object]]) -> None:
@@ -74,7 +74,7 @@ class Listener:
         await meanwhile(self.connections[-1])
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self.node.close()
         for connection in self.connections:
             await connection.close()

@@ -1,4 +1,4 @@
-"""A warm tier of one node in virtual time, and what tests do with it."""
+"""A warm tier of one node in virtual time, and its common operations in tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARD = ShardId(NAME, 1, 0, 0)
 
 
 def check(test: Callable[[Tier, NodeClient], Awaitable[None]], **settings: Any) -> None:
-    """Run a test when the node has greeted and sleeps, in virtual time."""
+    """Run a test in virtual time, once the node has connected and its invocation has ended."""
 
     async def main() -> None:
         config = WarmConfig(nodes=1, code=ErasureCode(1, 0), **{"wake_seconds": 5.0, **settings})
@@ -33,23 +33,23 @@ def check(test: Callable[[Tier, NodeClient], Awaitable[None]], **settings: Any) 
 
 
 def tasks(made: Tier) -> list[str]:
-    """Return what calls were made for."""
+    """Return the purposes of the calls."""
     return [call.task for call in made.platform.calls]
 
 
 def the_instance(made: Tier) -> Instance:
-    """Return the only one that there is."""
+    """Return the only instance."""
     (instance,) = made.platform.all_instances()
     return instance
 
 
 def die_in_silence(made: Tier) -> None:
-    """Take all instances as a machine that is switched off does: no connection is told."""
+    """Kill all instances like a machine that is switched off: no connection is closed."""
     for link in made.network.links:
         link.split()
     made.platform.reclaim("warm-0")
 
 
 async def ping(node: NodeClient, seconds: float = 20.0) -> None:
-    """Ask a node whether it is there."""
+    """Ping a node."""
     await node.ping(seconds)

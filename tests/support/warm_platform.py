@@ -1,4 +1,4 @@
-"""A platform of node functions in virtual time: instances that start, freeze, are taken back, dial out, and lie."""
+"""A platform of node functions in virtual time: instances start, freeze, are reclaimed, connect and fail."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAC = ShardMac(b"of shards in all tests, 32 bytes")
 
 
 def warm_name(ref: ObjectRef) -> str:
-    """Return what a proxy calls an object."""
+    """Return an object's name in the proxy."""
     return create_object_name(f"{TIER_SECRET.tenant}/{TIER_SECRET.object_name(ref)}")
 
 
@@ -82,9 +82,9 @@ class MemoryListener(Listener):
 class Instance:
     """A process of a function. Between invocations it is frozen.
 
-    Attributes:
-        running: the invocation, None between two.
-        link: how its connections carry bytes, if not as the network's others.
+        Attributes:
+    running: the current invocation; None between two.
+    link: behaviour of its connections; None for the network's.
     """
 
     def __init__(self, platform: Platform, name: str) -> None:
@@ -122,7 +122,7 @@ class Instance:
         return connection
 
     def kill(self) -> None:
-        """End the process: what it held is lost, its connections are reset."""
+        """End the process: its shards are lost, its connections are reset."""
         self.is_dead = True
         for end in self.ends:
             end.thaw()
@@ -131,12 +131,12 @@ class Instance:
             self.running.cancel()
 
     def freeze(self) -> None:
-        """Stop the process in the middle of whatever it does, for the network at least."""
+        """Stop the process at any point, as far as the network sees."""
         self.is_stopped = True
         self._hold(is_held=True)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self.is_stopped = False
         self._hold(is_held=self.running is None)
 
@@ -150,7 +150,7 @@ class Instance:
 
 @dataclass(slots=True)
 class Counts:
-    """What a platform did."""
+    """Counts of a platform's actions."""
 
     calls: int = 0
     cold: int = 0
@@ -162,7 +162,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An invocation that was begun."""
+    """A started invocation."""
 
     at_seconds: float
     name: str
@@ -172,9 +172,9 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Mood:
-    """How calls fare: the probabilities of each kind of failure, and how long starts and answers take.
+    """Behaviour of calls: the probability of each kind of failure, and the durations of starts and answers.
 
-    A call goes astray if another instance runs it than the first that has nothing to do, be it one that is started.
+    A call goes astray if another instance, possibly a new one, runs it than the first idle one.
     """
 
     throttled: float = 0.0
@@ -188,19 +188,19 @@ class Mood:
 
 @dataclass(slots=True, kw_only=True)
 class Platform:
-    """Runs instances of functions, one invocation at a time each; scales out when all of a function's are busy.
+    """Runs instances of functions, each with one invocation at a time; starts another when all are busy.
 
-    A call that is given up, or of which the answer is lost, runs on.
+    A call that is cancelled, or whose answer is lost, continues to run.
 
-    Attributes:
-        network: that instances dial over; nobody gets through while ``is_split``.
-        shelf_bytes: of each instance.
-        rng: for what is drawn.
-        most: instances of a function, at most.
-        limit_seconds: that an invocation may take.
-        node_type: makes what runs in an instance.
-        calls: that were begun.
-        strays: functions of which the next call goes astray.
+        Attributes:
+    network: network of the instances; it delivers nothing while ``is_split``.
+    shelf_bytes: memory for shards of each instance.
+    rng: source of randomness.
+    most: maximum number of instances of a function.
+    limit_seconds: time limit of an invocation.
+    node_type: class of the node that runs in an instance.
+    calls: started invocations.
+    strays: functions whose next call goes astray.
     """
 
     network: Network
@@ -262,7 +262,7 @@ class Platform:
             self._running.discard(task)
             instance.running = None
             if not task.cancelled():
-                task.exception()  # whoever called may not be there any more
+                task.exception()  # the caller may have been cancelled
             self.counts.calls += 1
             self.counts.cold += is_cold
             self.counts.billed_seconds += loop.time() - begun_seconds
@@ -271,11 +271,11 @@ class Platform:
         return running
 
     def all_instances(self) -> list[Instance]:
-        """Return all that there are."""
+        """Return all instances."""
         return [instance for name in sorted(self.instances) for instance in self.instances[name]]
 
     def holds(self, name: str, instance: str | None) -> set[ShardId]:
-        """Return what an instance of a function holds; nothing if there is no such instance."""
+        """Return the shards of an instance of a function; none if the instance does not exist."""
         return {
             shard
             for each in self.instances.get(name, [])
@@ -284,17 +284,17 @@ class Platform:
         }
 
     def kill(self, instance: Instance) -> None:
-        """Take one instance."""
+        """Kill one instance."""
         self.instances[instance.name].remove(instance)
         instance.kill()
 
     def reclaim(self, name: str) -> None:
-        """Take all instances of a function."""
+        """Kill all instances of a function."""
         for instance in list(self.instances.get(name, [])):
             self.kill(instance)
 
     async def close(self) -> None:
-        """End everything."""
+        """Kill all instances."""
         for name in list(self.instances):
             self.reclaim(name)
         while self._running:
@@ -320,12 +320,12 @@ class Tier:
         self.proxy = self.new_proxy()
 
     def new_proxy(self) -> Proxy:
-        """Return a proxy that knows nothing of what nodes hold."""
+        """Return a proxy that does not know which shards nodes hold."""
         listener = MemoryListener(self.network)
         return Proxy(self.config, SECRET, self.platform.invoke, listener, mac=MAC, rng=self.rng)
 
     async def replace(self, *, is_crash: bool = False) -> None:
-        """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""
+        """Replace the proxy; after a crash, frozen nodes do not learn of it."""
         old = self.proxy
         if is_crash:
             for link in self.network.links:
@@ -335,21 +335,21 @@ class Tier:
         await self.proxy.start()
 
     async def kept(self, name: str, data: bytes) -> bool:
-        """Return whether an object can be read, and check that what is read are its bytes."""
+        """Return whether an object can be read; checks its bytes."""
         into = bytearray(len(data))
         found = await self.proxy.objects.read(name, memoryview(into))
         assert not found or into == data
         return found
 
     async def put(self, *objects: tuple[str, bytes]) -> None:
-        """Put objects away, and wait until they are."""
+        """Write objects, and wait until they are written."""
         for name, data in objects:
             self.proxy.objects.offer(name, memoryview(data))
         while self.proxy.objects.write_tasks:  # noqa: ASYNC110 - tests ask as everybody can
             await asyncio.sleep(0.01)
 
     def believed(self) -> dict[str, set[ShardId]]:
-        """Return node → shards that the proxy believes it to hold."""
+        """Return node → shards that it holds according to the proxy."""
         directory, believed = self.proxy._directory, dict[str, set[ShardId]]()
         for key in list(directory._rows):
             row = directory._rows[key]
@@ -360,7 +360,7 @@ class Tier:
         return believed
 
     def held(self) -> dict[str, set[ShardId]]:
-        """Return node → shards that the instance holds which the proxy knows."""
+        """Return node → shards in the instance that the proxy knows."""
         held = {node.name: self.platform.holds(node.name, node.state_machine.instance) for node in self.proxy._nodes}
         return {name: shards for name, shards in held.items() if shards}
 

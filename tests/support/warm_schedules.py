@@ -1,4 +1,4 @@
-"""Random fault schedules of a warm tier: nodes that die, freeze, lie and multiply, in virtual time."""
+"""Random fault schedules of a warm tier: nodes die, freeze, answer wrongly and multiply, in virtual time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CHUNK = 50
 
 
 class _Keeper:
-    """Whichever proxy there is."""
+    """The current proxy, as a tier."""
 
     def __init__(self, run: WarmRun) -> None:
         self.run, self.config, self.start, self.objects = run, run.config, run.tier.proxy.start, self
@@ -58,10 +58,10 @@ class _Keeper:
 
 
 class WarmRun:
-    """One random schedule: nodes, a proxy, readers of a few objects, and whatever goes wrong.
+    """One random schedule: nodes, a proxy, readers of a few objects, and faults.
 
-    Attributes:
-        counts: what happened, by name.
+        Attributes:
+    counts: counts of events, by name.
     """
 
     def __init__(self, seed: int) -> None:
@@ -106,7 +106,7 @@ class WarmRun:
             shelf_bytes=shelf_bytes,
             node_type=Liar,
         )
-        weighted = (*FAULTS, "lie", "lie")  # there are many lies
+        weighted = (*FAULTS, "lie", "lie")  # most node faults are wrong answers
         self.faults = rng.sample(weighted, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
         self.fair = self.platform.mood = Mood(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
@@ -117,7 +117,7 @@ class WarmRun:
         return self.tier.platform
 
     async def play(self) -> None:
-        """Play it to its end, and check what must hold."""
+        """Play it to its end, and check the invariants."""
         errors = list[dict[str, Any]]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         fetches = self.rng.random() < 0.3
@@ -141,7 +141,7 @@ class WarmRun:
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls
 
-    # What uses the tier.
+    # Readers.
 
     async def _read(self, rng: random.Random) -> None:
         for _ in range(rng.randint(2, 7)):
@@ -171,7 +171,7 @@ class WarmRun:
         return found
 
     async def _fetch(self, rng: random.Random, number: int) -> None:
-        """Read through a fetcher, with the bucket behind it."""
+        """Read through a fetcher with a bucket."""
         weather = Weather(probability=rng.choice([{}, {"error": 0.1, "corrupt": 0.1, "reset": 0.1, "stall": 0.02}]))
         store = FaultyStore(self.bodies, weather=weather, seed=number)
         ring = Ring(4, 8192)
@@ -199,7 +199,7 @@ class WarmRun:
         memory[:] = bytes([_POISON]) * len(memory)
         self.memory.append(memory)
 
-    # What goes wrong.
+    # Faults.
 
     async def _do_wrong(self) -> None:
         while not self.is_over:
@@ -261,7 +261,7 @@ class WarmRun:
         self.platform.mood = self.fair
 
     async def _split(self, for_seconds: float) -> None:
-        """Nobody gets through, and nobody is told."""
+        """Drop all traffic, without closing connections."""
         for link in self.tier.network.links:
             link.split()
         self.platform.is_split = True
@@ -269,7 +269,7 @@ class WarmRun:
         self.platform.is_split = False
 
     async def _calm(self) -> None:
-        """Let nodes work again, and wait until all have been called to keep them warm."""
+        """End all faults, and wait until every node has had a keep-warm call."""
         self.platform.mood, self.platform.is_split = self.fair, False
         for instance in self.platform.all_instances():
             instance.thaw()
@@ -279,10 +279,10 @@ class WarmRun:
                 self.platform.kill(instance)
         await asyncio.sleep(2.3 * self.config.keep_warm_seconds)
 
-    # What must hold.
+    # Invariants.
 
     def _check_beliefs(self) -> None:
-        """After quiet time the proxy believes of each node what it holds."""
+        """Check that after a quiet period the proxy's view of each node equals its content."""
         believed, held = self.tier.believed(), self.tier.held()
         for name, shards in believed.items():
             unfounded = shards - held.get(name, set())
@@ -306,7 +306,7 @@ class WarmRun:
 
 
 def _carry_as(ends: list[End], config: LinkConfig) -> None:
-    """Let links carry in another way, what is sent from here on; it does not overtake what was sent before."""
+    """Change how links carry bytes from now on; later bytes do not overtake earlier ones."""
     now_seconds = asyncio.get_running_loop().time()
     for link in {end._link for end in ends}:
         for end in link.ends:
@@ -315,7 +315,7 @@ def _carry_as(ends: list[End], config: LinkConfig) -> None:
 
 
 class _Complaints(logging.Handler):
-    """What the tier logs as a defect of its own."""
+    """Log records about defects in the tier itself."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -348,10 +348,10 @@ def play(seed: int) -> WarmRun:
 
 
 def play_all(schedules: int) -> tuple[Counter[str], dict[int, str]]:
-    """Play the schedules of the seeds from 0 on, in as many processes as there are processors.
+    """Play the schedules of the seeds from 0 on, in one process per processor.
 
-    Returns:
-        What happened in all of them; and seed → what was wrong.
+        Returns:
+    Total counts of events; and seed → error.
     """
     counts, wrong = Counter[str](), dict[int, str]()
     chunks = [range(start, min(start + _CHUNK, schedules)) for start in range(0, schedules, _CHUNK)]
@@ -363,11 +363,11 @@ def play_all(schedules: int) -> tuple[Counter[str], dict[int, str]]:
 
 
 def _play_some(seeds: range) -> tuple[Counter[str], dict[int, str]]:
-    """Play some schedules in a process of their own, as strictly as a test: no warning, nothing that nobody awaits."""
+    """Play some schedules in a process of their own, as strictly as a test: warnings are errors."""
     counts, wrong = Counter[str](), dict[int, str]()
     warnings.simplefilter("error")
     sys.unraisablehook = lambda left: wrong.setdefault(seed, f"{left.err_msg or 'ignored'}: {left.exc_value!r}")
-    logging.getLogger("stoker").addHandler(logging.NullHandler())  # of what goes wrong nodes and proxy complain
+    logging.getLogger("stoker").addHandler(logging.NullHandler())  # nodes and proxy log the injected faults
     for seed in seeds:
         try:
             counts.update(play(seed).counts)

@@ -1,4 +1,4 @@
-"""Instances of a tier's functions that are taken as a platform would take them: from a real proxy, and in the model."""
+"""Loss of instances at random times, as a platform reclaims them: with a real proxy, and in the model."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["HOUR", "Plan", "lives_of", "plan_of", "take"]
 
 HOUR = 3600.0
 Plan = list[list[float]]
-"""Of each node, when its instance is taken, rising."""
+"""Times at which the instance of each node is killed, ascending."""
 _IN_STEP = 0.05
-"""Of the interval between calls that keep nodes warm: they fall into this part of it, if they began together."""
+"""Fraction of the keep-warm interval in which all keep-warm calls fall, if they began together."""
 
 
 def plan_of(mean_life_seconds: float, nodes: int, hours: float) -> Plan:
-    """Draw when instances are taken."""
+    """Draw the times at which instances are killed."""
     rng = random.Random(7)
     return [list(draw_reclaims(mean_life_seconds, hours * HOUR, rng)) for _ in range(nodes)]
 
 
 async def take(tier: Tier, plan: Plan, hours: float) -> Counter[int]:
-    """Take instances by a plan that begins now; return how often each node lost its memory."""
+    """Kill instances by a plan that begins now; return the number of losses of each node."""
     loop, losses = asyncio.get_running_loop(), Counter[int]()
     begun_seconds = loop.time()
     every = [(seconds, number) for number, each in enumerate(plan) for seconds in each]
@@ -38,9 +38,9 @@ async def take(tier: Tier, plan: Plan, hours: float) -> Counter[int]:
 
 
 def lives_of(plan: Plan, hours: float, config: WarmConfig) -> list[NodeLife]:
-    """Return what the model makes of a plan for nodes that were filled when it began, and that nobody reads.
+    """Return the model's result for a plan, for nodes that were filled at its begin and are never read.
 
-    All were written to at the same time, so they are called nearly in step.
+    All were written at the same time, so their keep-warm calls nearly coincide.
     """
     rng = random.Random(1)
     offsets = [1.0 - _IN_STEP + _IN_STEP * (node + 1) / len(plan) for node in range(len(plan))]
@@ -51,7 +51,7 @@ def lives_of(plan: Plan, hours: float, config: WarmConfig) -> list[NodeLife]:
 
 
 def _strike(tier: Tier, number: int) -> bool:
-    """Take the instances of a node; return whether there was one."""
+    """Kill the instances of a node; return whether there was one."""
     name = tier.proxy._nodes[number].name
     had_any = bool(tier.platform.instances.get(name))
     tier.platform.reclaim(name)

@@ -1,11 +1,11 @@
-"""Pairs of asyncio transports in memory, on any event loop: a network in virtual time, with every fault at will.
+"""Pairs of asyncio transports in memory, on any event loop: a network in virtual time, with injected faults.
 
-``Link`` joins two protocols as a TCP connection would: bytes arrive in order, late by a latency, no faster than a
-bandwidth, in segments whose borders mean nothing. What was sent and not read yet fits a window, as in the kernel's two
-socket buffers; what does not fit waits in the sender's transport, which then pauses its protocol. A link can be cut at
-any byte, split in silence, and each of its ends frozen as a stopped process is.
+``Link`` connects two protocols as a TCP connection does: bytes arrive in order, after a latency, within a bandwidth, in
+segments with arbitrary borders. A window bounds the bytes that are sent and not yet read, like the kernel's two
+socket buffers; further bytes wait in the sender's transport, which then pauses its protocol. A link can be cut at any
+byte or split silently, and each of its ends can be frozen like a stopped process.
 
-``Network`` hands out links by address, as ``loop.create_server`` and ``loop.create_connection`` do with sockets.
+``Network`` creates links by address, as ``loop.create_server`` and ``loop.create_connection`` create sockets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """How a link carries bytes, the same both ways.
+    """Latency, bandwidth and buffers of a link, equal in both directions.
 
-    Attributes:
-        latency_seconds: from one end to the other.
-        bytes_per_second: of each direction; None is no limit.
-        window_bytes: how much may be under way or unread in each direction.
-        segment_bytes: how much arrives at once at most.
+        Attributes:
+    latency_seconds: time from one end to the other.
+    bytes_per_second: bandwidth of each direction; None for no limit.
+    window_bytes: maximum number of unread bytes in each direction.
+    segment_bytes: maximum size of a segment.
     """
 
     latency_seconds: float = 0.0005
@@ -41,10 +41,10 @@ class LinkConfig:
 class End(asyncio.Transport):
     """The transport of one end of a link.
 
-    Attributes:
-        sent_bytes: that left this end.
-        read_bytes: that its protocol was given.
-        tamper: what a relay makes of what this end sends; nothing but its length must stay.
+        Attributes:
+    sent_bytes: number of bytes sent by this end.
+    read_bytes: number of bytes that its protocol received.
+    tamper: function that changes the bytes that this end sends, but not their number.
     """
 
     def __init__(self, link: Link, name: str) -> None:
@@ -53,18 +53,18 @@ class End(asyncio.Transport):
         self._link = link
         self._protocol: asyncio.BaseProtocol | None = None
         self._other: End = self
-        self._waiting = bytearray()  # written, and not sent yet
+        self._waiting = bytearray()  # written, not sent
         self._unread: deque[bytes] = deque()
-        self._flight_bytes = 0  # sent by this end, and not read by the other
-        self._free_seconds = 0.0  # when the direction has carried all that was sent
+        self._flight_bytes = 0  # sent by this end, not read by the other
+        self._free_seconds = 0.0  # time at which all sent bytes have arrived
         self._high, self._low = 64 << 10, 16 << 10
         self._is_paused = False  # reading
         self._is_frozen = False
-        self._is_full = False  # told to the protocol
+        self._is_full = False  # the protocol has been paused
         self._is_closing = False
         self._is_lost = False
-        self._is_broken = False  # and it does not know it
-        self._ends_here = False  # the other end has closed, and said all
+        self._is_broken = False  # and the protocol has not been told
+        self._ends_here = False  # the other end has closed, and sent everything
         self._cut_at: int | None = None
         self.sent_bytes = 0
         self.read_bytes = 0
@@ -73,11 +73,11 @@ class End(asyncio.Transport):
     # Faults.
 
     def freeze(self) -> None:
-        """Stop the process at this end: it reads and sends nothing, and its socket stays open."""
+        """Stop the process at this end: it neither reads nor sends, and its socket stays open."""
         self._is_frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._is_frozen = False
         if self._unread or self._ends_here:
             self._soon(self._read)
@@ -87,15 +87,15 @@ class End(asyncio.Transport):
             self._soon(self._send)
 
     def cut_after(self, sent_bytes: int) -> None:
-        """Cut the link when this end has sent so many bytes in all, and the other has been given all of them."""
+        """Cut the link when this end has sent ``sent_bytes`` in total, and the other has received them."""
         self._cut_at = sent_bytes
         self._soon(self._send)
         self._soon(self._cut_if_due)
 
-    # What a protocol calls.
+    # Methods for protocols.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, or keep a copy until there is room."""
+        """Send, or copy into the buffer until there is room."""
         if self._is_closing or self._is_lost:
             return
         self._waiting += data
@@ -105,25 +105,25 @@ class End(asyncio.Transport):
             self._writer.pause_writing()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Say how much may wait before the protocol is paused, and how little before it may go on."""
+        """Set the sizes of the buffer at which the protocol is paused and resumed."""
         self._high = 64 << 10 if high is None else high
         self._low = self._high // 4 if low is None else low
 
     def get_write_buffer_size(self) -> int:
-        """Return how much was written and not sent."""
+        """Return the number of bytes that were written and not sent."""
         return len(self._waiting)
 
     def pause_reading(self) -> None:
-        """Give the protocol nothing."""
+        """Stop delivering data to the protocol."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Give the protocol what came meanwhile, and what comes."""
+        """Deliver buffered and further data to the protocol."""
         self._is_paused = False
         self._soon(self._read)
 
     def is_reading(self) -> bool:
-        """Return whether the protocol is given what comes."""
+        """Return whether data is delivered to the protocol."""
         return not (self._is_paused or self._is_closing)
 
     def is_closing(self) -> bool:
@@ -131,7 +131,7 @@ class End(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """Send what waits, then say that this is the end; read nothing more."""
+        """Send the buffer, then end of file; read nothing more."""
         if not self._is_closing:
             self._is_closing = True
             self._send()
@@ -145,7 +145,7 @@ class End(asyncio.Transport):
         else:
             self._link.reset(self)
 
-    # How it works.
+    # Implementation.
 
     @property
     def _writer(self) -> asyncio.BaseProtocol:
@@ -159,7 +159,7 @@ class End(asyncio.Transport):
         self._loop.call_soon(call, *args)
 
     def _send(self) -> None:
-        """Let go of as much as the window and a cut allow."""
+        """Send the bytes that the window and a cut allow."""
         config = self._link.config
         while self._waiting and not self._is_frozen and not self._is_lost:
             room = min(config.segment_bytes, config.window_bytes - self._flight_bytes)
@@ -195,7 +195,7 @@ class End(asyncio.Transport):
         self._read()
 
     def _read(self) -> None:
-        """Give the protocol what has arrived, a receive at a time."""
+        """Deliver the arrived bytes to the protocol, one segment at a time."""
         while self._unread and self.is_reading() and not self._is_frozen and not self._is_lost:
             segment = self._unread.popleft()
             taken = len(segment)
@@ -231,24 +231,24 @@ class End(asyncio.Transport):
             self._soon(self._writer.connection_lost, error)
 
     def _is_reset(self) -> None:
-        """Learn that the other end is gone; a frozen process does when it goes on."""
+        """Handle a reset by the other end; a frozen process does when it continues."""
         self._is_broken = True
         if not self._is_frozen:
             self._lose(ConnectionResetError("the link was cut"))
 
 
 class Link:
-    """Two protocols, joined. Make it in a running event loop, then ``join`` them.
+    """A connection of two protocols. Create it in a running event loop, then ``join`` them.
 
-    Attributes:
-        config: how it carries bytes.
-        ends: the two transports, of the first and of the second protocol.
-        is_split: bytes vanish, and no end hears of the other's.
+        Attributes:
+    config: latency, bandwidth and buffers.
+    ends: transports of the first and of the second protocol.
+    is_split: whether all bytes are lost silently.
     """
 
     def __init__(self, config: LinkConfig | None = None, *, names: tuple[str, str] = ("first", "second")) -> None:
         self.config = config or LinkConfig()
-        self.ends = (End(self, names[1]), End(self, names[0]))  # each is named as its protocol sees it: the other
+        self.ends = (End(self, names[1]), End(self, names[0]))  # the name that its protocol sees: that of the other end
         self.is_split = False
 
     def join(self, first: asyncio.BaseProtocol, second: asyncio.BaseProtocol) -> None:
@@ -259,7 +259,7 @@ class Link:
             protocol.connection_made(end)
 
     def cut(self) -> None:
-        """Break it: both ends learn at once that it is gone, a frozen one when it is thawed."""
+        """Break it: both ends learn of it at once, a frozen one when it is thawed."""
         for end in self.ends:
             end._is_reset()
 
@@ -270,16 +270,16 @@ class Link:
         end._loop.call_later(self.config.latency_seconds, other._is_reset)
 
     def split(self) -> None:
-        """Lose everything in silence from here on, as when a machine is switched off."""
+        """Lose all bytes silently from now on, as when a machine is switched off."""
         self.is_split = True
 
 
 class Network:
     """Links by address.
 
-    Attributes:
-        config: of the links that are made.
-        links: that were made, in order.
+        Attributes:
+    config: configuration of new links.
+    links: created links, in order.
     """
 
     def __init__(self, config: LinkConfig | None = None) -> None:
@@ -288,18 +288,18 @@ class Network:
         self._listening: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
 
     def listen(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Answer at an address with a protocol for each link."""
+        """Accept links at an address, each with a new protocol."""
         self._listening[address] = protocol
 
     def stop(self, address: str) -> None:
-        """Answer no more; the links stay."""
+        """Accept no more links; existing ones stay."""
         del self._listening[address]
 
     async def dial(self, address: str, protocol: Callable[[], P], *, name: str = "dialler") -> tuple[End, P]:
         """Connect to an address after a round trip.
 
-        Raises:
-            ConnectionRefusedError: nobody listens there.
+                Raises:
+        ConnectionRefusedError: there is no listener.
         """
         await asyncio.sleep(2 * self.config.latency_seconds)
         made = self._listening.get(address)

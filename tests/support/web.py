@@ -1,4 +1,4 @@
-"""Web servers that a test makes, on a port of this machine."""
+"""Web servers of tests, on a loopback port."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ __all__ = ["served"]
 
 @asynccontextmanager
 async def served(app: web.Application, *, handler_cancellation: bool = False) -> AsyncIterator[str]:
-    """Serve an application, and yield its URL, without a slash at its end."""
+    """Serve an application, and yield its URL, without a trailing slash."""
     async with serve_application(app, "127.0.0.1", handler_cancellation=handler_cancellation) as address:
         yield f"http://{address}"

@@ -1,4 +1,4 @@
-"""Google functions that do what functions do, good and bad."""
+"""Google functions that answer, fail, hang and exhaust their memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _kept: list[bytes] = []
 
 @functions_framework.aio.http
 async def mirror(request: Any) -> dict[str, Any]:
-    """Answer with what was asked."""
+    """Answer with the request."""
     return {
         "method": request.method,
         "path": request.scope["raw_path"].decode(),
@@ -35,7 +35,7 @@ async def sleep(request: Any) -> dict[str, int]:
 
 @functions_framework.aio.http
 async def finish(request: Any) -> dict[str, int]:
-    """Say that it has begun, and after a while that it has ended."""
+    """Write a line at the beginning, and another after a delay, at the end."""
     _append({"begun": True})
     await asyncio.sleep(1.0)
     _append({"ended": True})
@@ -54,14 +54,14 @@ async def large(request: Any) -> str:
 
 @functions_framework.aio.http
 async def allocate(request: Any) -> str:
-    """Hold on to memory that is really used."""
+    """Allocate memory and touch all of it."""
     _kept.append(os.urandom(1 << 10) * (int(request.query_params["mebibytes"]) << 10))
     return str(os.getpid())
 
 
 @functions_framework.aio.cloud_event
 async def note(event: Any) -> None:
-    """Write one line for each event; the first time that an object called ``bad`` comes, fail."""
+    """Write one line for each event; fail at the first event of an object named ``bad``."""
     name = event.get_data()["name"]
     known = _append({**event.get_attributes(), "name": name})
     if name == "bad" and '"bad"' not in known:

@@ -1,4 +1,4 @@
-"""Lambda handlers that do what functions do, good and bad; the standard library only."""
+"""Lambda handlers that answer, fail, hang and exhaust their memory; they import the standard library only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def echo(event: Any, context: Any) -> Any:
 
 
 def about(event: Any, context: Any) -> dict[str, Any]:
-    """What an instance sees of its surroundings."""
+    """Return the environment of an instance: variables, folders and limits."""
     _state["calls"] += 1
     return {
         "environment": dict(os.environ),
@@ -47,7 +47,7 @@ def error(event: dict[str, Any], context: Any) -> None:
 
 
 def deep_error(event: dict[str, Any], context: Any) -> None:
-    """Fail far down, with a trace that is longer than most servers take in a header."""
+    """Fail in a deep recursion, with a traceback that is longer than most servers accept in a header."""
     if event["depth"]:
         deep_error({**event, "depth": event["depth"] - 1}, context)
     raise LookupError(event["message"])
@@ -59,7 +59,7 @@ def leave(event: dict[str, Any], context: Any) -> None:
 
 
 def allocate(event: dict[str, Any], context: Any) -> int:
-    """Hold on to memory that is really used, a mebibyte at a time."""
+    """Allocate memory and touch all of it, one mebibyte at a time."""
     for _ in range(event["mebibytes"]):
         _kept.append(os.urandom(1 << 10) * (1 << 10))  # noqa: PERF401  (kept even if the next does not fit)
     return len(_kept)
@@ -105,7 +105,7 @@ def say(event: dict[str, Any], context: Any) -> None:
 
 
 def tick(event: dict[str, Any], context: Any) -> dict[str, int]:
-    """Count time on a thread that goes on between invocations, unless the instance is frozen."""
+    """Count time on a thread that runs between invocations, too, unless the instance is frozen."""
     if not _state["ticks"]:
         threading.Thread(target=_tick, daemon=True).start()
     return {"pid": os.getpid(), "ticks": _state["ticks"]}
@@ -118,12 +118,12 @@ def _tick() -> None:
 
 
 def spawn(event: dict[str, Any], context: Any) -> int:
-    """Leave a process behind."""
+    """Start a process that outlives the invocation."""
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
 
 def count(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Write one line for each call to a file, then do what the event says: fail, sleep, or name failed messages."""
+    """Write one line per call to a file, then fail, sleep or report failed messages, as the event demands."""
     with Path(event["file"] if "file" in event else os.environ["COUNT_FILE"]).open("a") as file:
         file.write(json.dumps(event) + "\n")
     time.sleep(float(os.environ.get("COUNT_SECONDS", "0")))
@@ -134,13 +134,13 @@ def count(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def page(event: dict[str, Any], context: Any) -> Any:
-    """Answer a request to a function URL as its body, which is JSON, says; without one, with the event itself."""
+    """Answer a request to a function URL with the response in its JSON body; without a body, with the event."""
     body = json.loads(event.get("body") or "null")
     return {"statusCode": 200, "body": json.dumps(event)} if body is None else body
 
 
 def speak(event: dict[str, Any], context: Any) -> list[int]:
-    """Speak to the Runtime API behind the real client's back, as the event says."""
+    """Send the Runtime API a request of the event's choice, beside those of the real client."""
     statuses = []
     for method, path, body in event["requests"]:
         connection = HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"], timeout=30)
@@ -151,6 +151,6 @@ def speak(event: dict[str, Any], context: Any) -> list[int]:
 
 
 def babble(event: dict[str, Any], context: Any) -> int:
-    """Leave a process behind, in a session of its own, that writes without end."""
+    """Start a process in a session of its own that writes without end."""
     code = "import os\nwhile True: os.write(1, b'x' * 65536)"
     return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid

@@ -35,7 +35,7 @@ SMALL = Schema({"label": Array("int64"), "caption": Text()})
 
 
 def _theirs(data: bytes) -> dict[str, Any]:
-    """Return the tensors that the reference implementation finds."""
+    """Return the tensors that the reference implementation reads."""
     return dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
 
 
@@ -54,7 +54,7 @@ def _read_super_sample(data: bytes) -> str:
 
 
 def _check_head(head: Head) -> None:
-    """Check that all values lie in the object and that a column's rows follow one another."""
+    """Check that all values are in the object, and that the rows of a column are contiguous."""
     assert head.header_bytes <= head.head_bytes <= head.size_bytes
     assert head.checksums.shape == (head.samples, len(head.schema))
     assert head.samples * 4 * len(head.schema) <= head.head_bytes
@@ -88,7 +88,7 @@ def _check_gather(opened: SuperSample, data: bytes) -> None:
 
 @cache
 def super_samples() -> list[bytes]:
-    """Return super-samples of few and of all kinds of columns."""
+    """Return super-samples with some and with all kinds of columns."""
     wide = Schema({"label": Array("int32", classes=("a", "b")), "image": Array("uint8", (5, 5, 3))})
     return [built(schema, samples_of(schema, count))[0] for schema, count in ((SMALL, 2), (EVERY_KIND, 3), (wide, 2))]
 
@@ -107,7 +107,7 @@ def heads() -> list[bytes]:
 
 
 def _mutated_head(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change the size that is claimed, or the head as part of an object of that size."""
+    """Change the claimed size, or the head in an object of that size."""
     size_bytes = struct.unpack("<Q", data[:8].ljust(8, b"\0"))[0]
     if rng.random() < 0.2:
         size_bytes = rng.choice([0, 7, size_bytes - 1, size_bytes + 1, 2**25, 2**32 - 1, 2**40, 2**63]) % 2**64

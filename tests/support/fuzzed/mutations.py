@@ -1,8 +1,8 @@
-"""Hostile versions of files: what is wrong with them goes from the framing down to one number behind right checksums.
+"""Hostile versions of files, with defects from the framing down to one number behind correct checksums.
 
-A mutation works on one of four levels: the bytes; the JSON of the header, its length put right again; the tensors, the
-file put together again around them, so that only their meaning is wrong; and whole parts swapped between files. A file
-may then be resealed, which puts right every checksum that can be, so that a lie is not taken for damage.
+A mutation changes one of four levels: the bytes; the JSON of the header, with its length corrected; the tensors, in a
+file rebuilt around them, so that only their meaning is wrong; or whole parts, swapped between files. A file may then be
+resealed: all checksums are corrected, so that wrong content does not look like damage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.errors import StokerError
 __all__ = ["Mutate", "mutated_bytes", "mutated_file", "mutated_json", "mutated_record", "resealed"]
 
 Mutate = Callable[[bytes, Sequence[bytes], random.Random], bytes]
-"""Returns a hostile version of a file; the other files of its kind are there to take parts from."""
+"""Returns a hostile version of a file, which may contain parts of other files of its kind."""
 
 NUMBERS = [
     -1, 0, 1, 2, 3, 7, 8, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**47, 2**48, 2**53, 2**63 - 1, 2**63, 2**64 - 1,
@@ -43,7 +43,7 @@ NAMES = [
 ]  # fmt: skip
 WHOLE_NUMBERS = [0, 1, 2, 5, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**48, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 TOO_MANY_COLUMNS = json.dumps([{"name": f"c{number}", "kind": "text"} for number in range(1025)])
-RAW_ENTRIES = [  # what no dict can say, and what json.dumps would not write
+RAW_ENTRIES = [  # values that no dict has, and that json.dumps would not write
     b'"__metadata__":{}',
     b'"label":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
     b'"label":{"dtype":"U8","shape":[0],"data_offsets":[-0,0]}',
@@ -61,7 +61,7 @@ RAW_ENTRIES = [  # what no dict can say, and what json.dumps would not write
 
 
 def mutated_bytes(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Flip bits, cut, repeat, move or overwrite a stretch, or splice two files."""
+    """Flip bits, cut, repeat, move or overwrite a range, or splice two files."""
     if not data:
         return rng.randbytes(rng.randrange(20))
     start, end = sorted(rng.randrange(len(data) + 1) for _ in range(2))
@@ -186,7 +186,7 @@ class _Part:
     content: bytes
 
     def filled(self, content: bytes) -> _Part:
-        """Return the part with other content, its first dimension as long as that needs."""
+        """Return the part with other content, with the first dimension that this needs."""
         size_bytes = self.dtype.size_bytes * int(np.prod(self.shape[1:]))
         rows = len(content) // size_bytes if size_bytes else 0
         return replace(self, shape=(rows, *self.shape[1:]), content=content[: rows * size_bytes])
@@ -204,7 +204,7 @@ def _put_together(metadata: dict[str, str], parts: Sequence[_Part]) -> bytes:
 
 
 def _mutated_numbers(part: _Part, rng: random.Random) -> _Part:
-    """Set, swap, turn round or repeat numbers."""
+    """Set, swap, reverse or repeat numbers."""
     holder = np.dtype(f"<u{part.dtype.size_bytes}")
     numbers = np.frombuffer(part.content, holder).copy()
     if not len(numbers):
@@ -241,7 +241,7 @@ def _mutated_part(part: _Part, parts: Sequence[_Part], rng: random.Random) -> _P
 
 
 def _mutated_parts(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change tensors or metadata, and put a file together that is valid as safetensors."""
+    """Change tensors or metadata, and build a file that is valid as safetensors."""
     metadata, parts = _taken_apart(data)
     other_metadata, others = _taken_apart(rng.choice(pool))
     action = rng.randrange(9)
@@ -274,7 +274,7 @@ def mutated_file(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byte
         mutate = rng.choice([mutated_bytes, _mutated_header, _mutated_header, _mutated_parts, _mutated_parts])
         try:
             data = mutate(data, pool, rng)
-        except (StokerError, UnicodeError):  # too broken to be taken apart, or not to be written so
+        except (StokerError, UnicodeError):  # too damaged to be parsed, or impossible to write
             data = mutated_bytes(data, pool, rng)
     return resealed(data) if rng.random() < 0.7 else data
 
@@ -297,7 +297,7 @@ def mutated_record(data: bytes, pool: Sequence[bytes], rng: random.Random) -> by
 
 
 def resealed(data: bytes) -> bytes:
-    """Return the file with the checksums that its content asks for; as it is, where it cannot be told which."""
+    """Return the file with the correct checksums of its content; unchanged if they cannot be determined."""
     try:
         header = tensorfile.parse_header(data, len(data))
     except StokerError:

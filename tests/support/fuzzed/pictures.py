@@ -1,4 +1,4 @@
-"""The reader of images: pixels, and how they are to be turned."""
+"""The reader of images: pixels and orientation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read(data: bytes) -> str:
 
 @cache
 def pictures() -> list[bytes]:
-    """Return small images of several formats that are to be turned: by EXIF, by XMP, and by both."""
+    """Return small images of several formats with an orientation: in EXIF, in XMP, and in both."""
     image = Image.fromarray(np.arange(20 * 12 * 3, dtype=np.uint8).reshape(20, 12, 3))
     exif = Image.Exif()
     exif[0x0112] = 6

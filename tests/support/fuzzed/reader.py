@@ -1,7 +1,7 @@
-"""What is asked of a reader of bytes from anywhere, and how it ends.
+"""Requirements of readers of untrusted bytes, and the outcomes of reading.
 
-A reader either raises a typed error of its own kinds or gives something that keeps its promises, which ``read`` checks
-with assertions. Whatever else comes out of it is a bug. Shared by the mutations of the test suite and by the
+A reader either raises one of its typed errors or returns a value with guaranteed properties, which ``read`` checks
+with assertions. Any other outcome is a bug. Shared by the mutations of the test suite and by the
 coverage-guided runs of ``tests/fuzz``.
 """
 
@@ -17,18 +17,18 @@ from support.fuzzed.mutations import Mutate
 __all__ = ["Outcome", "Place", "Reader", "places_of"]
 
 Place = tuple[str, int]
-"""A file and the line in it that raises an error."""
+"""A file, and the line in it that raises an error."""
 
 MOST_MESSAGE_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How reading ended.
+    """Outcome of reading.
 
-    Attributes:
-        kind: what ``read`` returned, or the name of the error's type.
-        places: where the error was raised, then where what it was raised for was; none if there was no error.
+        Attributes:
+            kind: what ``read`` returned, or the name of the error's type.
+    places: places at which the error and its causes were raised, in this order; empty without an error.
     """
 
     kind: str
@@ -39,13 +39,13 @@ class Outcome:
 class Reader:
     """A reader under attack.
 
-    Attributes:
-        read: reads all there is to read, checks the promises and says in a word what it was.
-        seeds: returns valid inputs.
-        mutate: makes hostile ones of them.
-        errors: what may be raised.
-        kinds: what ``read`` may return; every one of these and of ``errors`` must come up.
-        refusing: functions whose every ``raise`` must be reached.
+        Attributes:
+    read: function that reads everything, checks the properties and returns the kind of the value.
+    seeds: function that returns valid inputs.
+    mutate: function that makes hostile inputs of them.
+    errors: errors that may be raised.
+    kinds: values that ``read`` may return; each of them and of ``errors`` must occur.
+    refusing: functions whose every ``raise`` must be reached.
     """
 
     read: Callable[[bytes], str]
@@ -56,7 +56,7 @@ class Reader:
     refusing: tuple[Callable[..., Any], ...] = ()
 
     def outcome(self, data: bytes) -> Outcome:
-        """Return how reading ``data`` ends."""
+        """Return the outcome of reading ``data``."""
         try:
             return Outcome(self.read(data))
         except self.errors as error:
@@ -66,7 +66,7 @@ class Reader:
 
 
 def places_of(error: BaseException | None) -> Iterator[Place]:
-    """Yield where an error was raised, and where what it was raised for was."""
+    """Yield the places at which an error and its causes were raised."""
     while error is not None:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -1,4 +1,4 @@
-"""All readers that are attacked, by name."""
+"""All fuzzed readers, by name."""
 
 from __future__ import annotations
 

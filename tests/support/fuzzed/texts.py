@@ -1,4 +1,4 @@
-"""Readers of texts: schemas, loader states, and what stores answer."""
+"""Readers of texts: schemas, loader states, and responses of stores."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _states() -> list[bytes]:
     return [json.dumps(each.to_dict()).encode() for each in (state, replace(state, limit=5000, shuffle="full"))]
 
 
-# What stores say.
+# Responses of stores.
 
 
 STATUSES = [300, 301, 307, 400, 401, 403, 404, 408, 409, 412, 416, 418, 429, 500, 503, 599]
@@ -86,7 +86,7 @@ S3_ERRORS = (*BOTH, "BucketNotFoundError", "CredentialsError", "WrongRegionError
 
 
 def _http(data: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body of a plain spelling of an HTTP answer."""
+    """Return status, headers and body of an HTTP response in a plain notation."""
     head, _, body = data.partition(b"\n\n")
     status, *lines = head.decode("utf-8", "surrogateescape").split("\n")
     headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}
@@ -133,7 +133,7 @@ def _gcs_refusals() -> list[bytes]:
 
 
 def _mutated_answer(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change status, a header or the document of an answer."""
+    """Change status, a header or the document of a response."""
     head, _, body = data.partition(b"\n\n")
     action = rng.randrange(5)
     if action == 0:

@@ -1,4 +1,4 @@
-"""Readers of what peers of the warm tier say: frames, and the handshake."""
+"""Readers of messages between peers of the warm tier: frames, and the handshake."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BODY = bytes(range(256))
 
 
 def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], WireError | None]:
-    """Receive ``data``, at most so many bytes at a time; return the frames, with their bodies, and how it ended.
+    """Receive ``data`` in parts of at most ``most_bytes``; return the frames, with their bodies, and the outcome.
 
-    No byte is written outside the memory that was given, and none at all after an error.
+    Checks that no byte is written outside the given memory, and none after an error.
     """
     memories: list[bytearray] = []
     frames: list[tuple[Frame, bytes]] = []
@@ -34,7 +34,7 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
 
     def begin(kind: Kind, body_bytes: int) -> memoryview | None:
         begun.append((kind, body_bytes))
-        if body_bytes > len(data):  # it cannot come whole, so it need not be there
+        if body_bytes > len(data):  # it cannot be complete, so it needs no memory
             memories.append(bytearray())
             return None
         memories.append(bytearray(GUARD + bytes(body_bytes) + GUARD))
@@ -93,7 +93,7 @@ HEADERS = [
 
 
 def _mutated_frames(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change bytes, put a header of lies in between, or change the head of the first frame with its length right."""
+    """Change bytes, insert a false header, or change the head of the first frame with a correct length."""
     action = rng.randrange(4)
     if action == 0 or len(data) < HEADER_BYTES:
         return mutated_bytes(data, pool, rng)
@@ -108,7 +108,7 @@ def _mutated_frames(data: bytes, pool: Sequence[bytes], rng: random.Random) -> b
     return data[:4] + struct.pack(">I", len(text)) + data[8:HEADER_BYTES] + text + data[HEADER_BYTES + head_bytes :]
 
 
-# The handshake, as one JSON object: of a proof that answers a known challenge, or of a challenge or a welcome.
+# The handshake, as one JSON object: a proof for a known challenge, a challenge or a welcome.
 
 
 def _proof() -> bytes:

@@ -1,6 +1,6 @@
-"""Names that the outside sees: what collects them from the running code, and the checked-in list of each kind.
+"""Externally visible names: functions that collect them from the code, and the checked-in list of each kind.
 
-``PYTHONPATH=tests python -m support.outside_names`` writes the lists anew, in tests/golden/names.
+``PYTHONPATH=tests python -m support.outside_names`` rewrites the lists in tests/golden/names.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "urls": urls,
     "warm-output": warm_output,
 }
-"""Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
+"""Kind → function that returns its names, one per line; it may write into the empty folder that is its argument."""
 
 
 def collected(kind: str, scratch: Path) -> list[str]:
-    """Return today's names of a kind, sorted, each once."""
+    """Return the current names of a kind, sorted, without duplicates."""
     return sorted(set(COLLECTORS[kind](scratch)))
 
 
 def difference(kind: str, lines: list[str]) -> str:
-    """Return what differs from the checked-in names, as a message; empty if nothing does."""
+    """Return the differences from the checked-in names, as a message; empty if there are none."""
     file = GOLDEN / f"{kind}.txt"
     golden = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     gone, new = sorted(set(golden) - set(lines)), sorted(set(lines) - set(golden))

@@ -1,4 +1,4 @@
-"""Write the lists of the names that the outside sees anew."""
+"""Rewrite the lists of externally visible names."""
 
 from __future__ import annotations
 

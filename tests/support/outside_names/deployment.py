@@ -52,7 +52,7 @@ def handlers(_: Path) -> Iterator[str]:
 
 
 def environment(_: Path) -> Iterator[str]:
-    """Return the environment variables of ours: those that programs name, and those that deploy files set."""
+    """Return our environment variables: those that programs name, and those that deploy files set."""
     for name in read_variables():
         yield f"{name} of programs"
     for file in _deploy_files():
@@ -61,7 +61,7 @@ def environment(_: Path) -> Iterator[str]:
 
 
 def read_variables() -> set[str]:
-    """Return the variables that are a string of their own in a program, as in ``environ.get``; messages are not."""
+    """Return the variables that are a whole string in a program, as in ``environ.get``, and not a part of a message."""
     found: set[str] = set()
     for text in _programs():
         if "STOKER_" in text:
@@ -71,14 +71,14 @@ def read_variables() -> set[str]:
 
 
 def loggers(_: Path) -> Iterator[str]:
-    """Return the names of our loggers, by which a person sets levels: no file's place decides one."""
+    """Return the names of our loggers, which users set levels by, so they do not follow the names of files."""
     for text in _programs():
         for argument in _LOGGER.findall(text):
             yield str(ast.literal_eval(argument))
 
 
 def _programs() -> Iterator[str]:
-    """Yield the text of every module that is shipped."""
+    """Yield the text of every shipped module."""
     for package in _project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         for file in (_ROOT / package).rglob("*.py"):
             yield file.read_text(encoding="utf-8")

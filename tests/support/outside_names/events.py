@@ -31,7 +31,7 @@ from support.outside_names.shape import shape
 __all__ = ["events"]
 
 _ELEMENTS = ("commit event takes run (", "pack event's object takes")
-"""Elements of arrays, which have no fields, but are checked as if they were some."""
+"""Elements of arrays, which have no fields, but are checked in the same way."""
 _JOB = "f" * 16
 _NOTIFICATION = {
     "eventName": "ObjectCreated:Put",
@@ -47,7 +47,7 @@ _URL_REQUEST = {
 
 
 def events(_: Path) -> list[str]:
-    """Return the fields of each event, those that are taken from it, and those of the answer."""
+    """Return the fields of each event, those that are read from it, and those of the answer."""
     with _taken() as lines:
         lines += asyncio.run(_all())
         NodeReport.parse(_report())
@@ -56,7 +56,7 @@ def events(_: Path) -> list[str]:
 
 @contextmanager
 def _taken() -> Iterator[list[str]]:
-    """Collect the fields that are asked for, by what has them."""
+    """Collect the fields that are read, by the object that has them."""
     lines: list[str] = []
     take, contains = JsonFields._take, JsonFields.__contains__
 

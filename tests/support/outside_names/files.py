@@ -1,4 +1,4 @@
-"""Files that people write: scenarios, jobs, prices; and what a loader tells of itself: its state and its figures."""
+"""Files that users write: scenarios, jobs, prices; and documents of a loader: its state and its statistics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def files(folder: Path) -> Iterator[str]:
 
 
 def _prices() -> Iterator[str]:
-    """Return the fields of a price file: those that it may have, and those that ours has."""
+    """Return the fields of a price file: the permitted ones, and those of ours."""
     yield "price file overlay"
     kinds = {
         "stores": StorePrices,
@@ -95,7 +95,7 @@ def _with_url() -> str:
 
 @contextmanager
 def _asked(what: str) -> Iterator[set[str]]:
-    """Collect the fields that are asked for, whether they are there or not."""
+    """Collect the fields that are read, whether they exist or not."""
     lines: set[str] = set()
     take, config, each, within = TomlSection._pop, TomlSection.create_config, TomlSection.sections, TomlSection.section
     contains = TomlSection.__contains__

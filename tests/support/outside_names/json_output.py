@@ -1,4 +1,4 @@
-"""What commands write with ``--json``."""
+"""Output of commands with ``--json``."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _NAMES = ("columns", "name", "place")
 """Keys whose values are names, too, and do not depend on the machine."""
 _NAMING = ("cost", "plan", "simulate")
 _QUICK = ("deli-table-1",)
-"""Experiments that take no time; the others are named only."""
+"""Experiments that are run because they take no time; of the others only the names are listed."""
 
 
 def json_output(folder: Path) -> Iterator[str]:
-    """Return the shape of what each command writes; the data set has columns ``data`` and ``path``."""
+    """Return the shape of each command's output for a data set with columns ``data`` and ``path``."""
     url = _packed(folder)
     yield from _written("pack", str(folder / "raw"), url, "--kind", "files", "--quiet", "--append")
     for command, *flags in (("info",), ("verify",), ("verify", "--deep"), ("plan", *_FIGURES)):
@@ -59,7 +59,7 @@ def json_output(folder: Path) -> Iterator[str]:
     yield from _written("compact", url)
     objects = [file for file in (folder / "data").rglob("*") if file.is_file()]
     for file in objects:
-        os.utime(file, (0, 0))  # no collector of garbage takes what is young
+        os.utime(file, (0, 0))  # garbage collection leaves young objects alone
     yield from _written("gc", url, "--keep-versions", "1")
     for file in objects:
         if file.parent.parent == folder / "data" / "data":

@@ -1,4 +1,4 @@
-"""Names that a program imports: of ``__all__``, with their parameters and members, and of documents."""
+"""Names that a program imports: those in ``__all__``, with parameters and members, and those in documents."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MODULES = (
     *(stoker, abc, errors, fanout, images, testing, trace, stoker_torch, stoker_functions, stoker_functions.serve),
     *(stoker_local, stoker_local.functions, stoker_sim),
 )
-"""Those that users import, but for ``stoker_functions.aws`` and ``.gcp``: their handlers have a list of their own."""
+"""Modules that users import, except ``stoker_functions.aws`` and ``.gcp``, whose handlers have their own list."""
 _CODE = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 _DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.) ?(.*\n)", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:from|import) stoker[\w.]*(?:[^\n(]*|[^\n(]*\([^)]*\))$", re.MULTILINE)
 _OWNERS = {"Loader", "LoaderConfig", "StreamConfig", "StreamDataset"}
-"""Classes that still take the settings that have moved."""
+"""Classes that still accept the moved settings."""
 
 
 def python_api(_: Path) -> Iterator[str]:
@@ -50,7 +50,7 @@ def python_api(_: Path) -> Iterator[str]:
 
 
 def documented_imports(_: Path) -> Iterator[str]:
-    """Return what README, documents and examples import from our packages, all of which is there."""
+    """Return the names that README, documents and examples import from our packages; all of them exist."""
     for file in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md"), *(_ROOT / "examples").glob("*.py")]:
         for module, name in imports_of(file):
             if not name:
@@ -63,7 +63,7 @@ def documented_imports(_: Path) -> Iterator[str]:
 
 
 def imports_of(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield what the programs in a page, or in a file of Python, import of ours: module, and name or nothing."""
+    """Yield the imports from our packages in a page or a Python file: module, and name or an empty text."""
     text = file.read_text(encoding="utf-8")
     codes = [text] if file.suffix == ".py" else [*_CODE.findall(text), "".join(_DOCTEST.findall(text))]
     for statement in (each for code in codes for each in _IMPORT.findall(code)):

@@ -10,7 +10,7 @@ _TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", t
 
 
 def shape(path: str, value: object) -> Iterator[str]:
-    """Return a line for each value in a document; elements of a list have one path, for they are alike."""
+    """Return a line for each value in a document; all elements of a list have one path."""
     if isinstance(value, Mapping):
         if not value:
             yield f"{path}: object"

@@ -1,4 +1,4 @@
-"""Metrics with their labels, spans and attributes, phases, and what a trace file has."""
+"""Metrics with their labels, spans and attributes, phases, and the contents of a trace file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUGH = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt"
 
 
 def telemetry(folder: Path) -> Iterator[str]:
-    """Return what sinks tell of a run with faults, in virtual time."""
+    """Return the telemetry of a run with faults, in virtual time."""
     for phase in Phase:
         yield f"phase {phase.name} = {phase.value}"
     with PrometheusSink() as prometheus, ChromeTrace(folder / "trace.json", clock=lambda: 0.0) as chrome:
@@ -46,7 +46,7 @@ def _prometheus(sink: PrometheusSink) -> Iterator[str]:
     for family in sink.registry.collect():
         yield f"prometheus {family.name}: {family.type}"
         for sample in family.samples:
-            if sample.name.endswith("_created"):  # the library's own, which a variable of its turns off
+            if sample.name.endswith("_created"):  # the library's own, which one of its variables turns off
                 continue
             labels = ",".join(
                 name if name in ("phase", "le") else f"{name}={value}" for name, value in sample.labels.items()

@@ -1,4 +1,4 @@
-"""Schemes of URLs and their settings, caches and their policies, and what requests to a served data set may ask."""
+"""URL schemes with their settings, caches with their policies, and parameters of requests to a served data set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CACHES = ("disk:/folder?limit=20GB", "memory:?limit=2GB", "memory:?limit=node:2
 
 
 def urls(_: Path) -> Iterator[str]:
-    """Return what is understood; the settings of warm tiers and of requests are those that a refusal lists."""
+    """Return the supported ones; the settings of warm tiers and of requests are those that an error message lists."""
     for text in (*_STORES, *_SERVED):
         parse_url(text)
         yield f"store {text}"

@@ -1,4 +1,4 @@
-"""What ``stoker warm status --json`` and ``bench --json`` write of a tier in memory."""
+"""Output of ``stoker warm status --json`` and ``bench --json`` for a tier in memory."""
 
 from __future__ import annotations
 
