@@ -13,8 +13,8 @@ class Memory:
     """Minimum memory use over several rounds of the same work.
 
     A round also counts memory of the interpreter: a module that is imported at its first use, caches of regular
-        expressions and code, and the table of interned strings, which doubles when it is full, by megabytes late in a long
-        run. None of this recurs, so the memory that every round takes is the work's own.
+    expressions and code, and the table of interned strings, which doubles when it is full, by megabytes late in a long
+    run. None of this recurs, so the memory that every round takes is the work's own.
     """
 
     def __init__(self) -> None:
