@@ -28,7 +28,7 @@ import numpy as np
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
 from stoker import Continuous
-from stoker._base.fetch_record import start_strand
+from stoker._base.fetch_record import start_activity
 from stoker._base.recorder import Recorder
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.pipeline import BatchPipeline
@@ -133,10 +133,10 @@ async def record_all(recorder: Recorder) -> None:
     for item in range(RECORDS):
         asked = loop.time()
         with recorder.track(item, item) as fetch:
-            with start_strand(KEY, Phase.QUEUE) as told:
+            with start_activity(KEY, Phase.QUEUE) as told:
                 loop.jump(0.02)
                 told.add_attempt([Request(asked, asked + 0.01, asked + 0.02, 1000, is_whole=True, object=KEY)])
-            with start_strand(KEY, Phase.VERIFY):
+            with start_activity(KEY, Phase.VERIFY):
                 loop.jump(0.001)
             fetch.slot = item % 32
         recorder.add_item_wait(item, asked, loop.time())

@@ -185,7 +185,7 @@ class Loader(Closeable):
         return self._resources.plan()
 
     def _columns(self) -> dict[str, Column]:
-        return self.manifest.schema.chosen(self.config.columns)
+        return self.manifest.schema.select(self.config.columns)
 
     def __repr__(self) -> str:
         epoch, position = self._cursor.position

@@ -26,6 +26,7 @@ from reprlib import repr as shown
 from types import FrameType
 from typing import Any, ClassVar, Protocol, Self
 
+from stoker._base.arguments import explain_arguments
 from stoker._base.closeable import Closeable
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
@@ -350,6 +351,7 @@ def save_on_sigterm(
     return Preemption(lambda: callback(loader.state_dict()), tuple(signals), grace_seconds, wait_seconds)
 
 
+@explain_arguments("Preemption", renamed={"grace": "grace_seconds", "wait": "wait_seconds"})
 class Preemption(Closeable):
     """The active hook of :func:`save_on_sigterm`, which constructs it.
 
@@ -363,9 +365,11 @@ class Preemption(Closeable):
         >>> loader.close()
     """
 
-    def __init__(self, save: Callable[[], object], signals: tuple[int, ...], grace: float, wait: float) -> None:
+    def __init__(
+        self, save: Callable[[], object], signals: tuple[int, ...], grace_seconds: float, wait_seconds: float
+    ) -> None:
         self._save = save
-        self._grace_seconds, self._wait_seconds = grace, wait
+        self._grace_seconds, self._wait_seconds = grace_seconds, wait_seconds
         self._pid, self._main_thread = os.getpid(), threading.get_ident()
         self._signal: int | None = None  # the first one that arrived
         self._arrived_at = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker._base.arguments import explain_arguments
+from stoker._base.arguments import explain_arguments, rename_arguments
 from stoker._base.meter import Egress, MeterReading, Operation
 from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import format_bytes, format_count, format_dollars
@@ -21,6 +21,7 @@ from stoker._stores.object_store import price_key
 from stoker.errors import MemoryBudgetError
 
 
+@explain_arguments("LoaderPlan", renamed={"takers": "readers"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
     """The plan of one epoch on one rank; ``str(plan)`` is one line.
@@ -40,7 +41,7 @@ class LoaderPlan:
         memory_bytes: memory of the ring and the manifest; if the ring holds groups, also of heads and hedge buffers.
         slots: number of super-samples, or groups of samples, that the ring holds.
         by_groups: whether the ring holds groups of samples, read by ranges, instead of whole super-samples.
-        takers: number of readers that share the epoch: ranks, or the workers of all ranks.
+        readers: number of readers that share the epoch: ranks, or the workers of all ranks.
 
     Example:
         >>> with Loader("s3://bucket/train", batch_size=64) as loader:
@@ -64,7 +65,7 @@ class LoaderPlan:
     memory_bytes: int
     slots: int
     by_groups: bool
-    takers: int
+    readers: int
 
     @classmethod
     def of(cls, feed: BatchPipeline, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
@@ -94,21 +95,22 @@ class LoaderPlan:
             memory_bytes=feed.source.slots.size_bytes,
             slots=feed.source.slots.slots,
             by_groups=feed.source.slots.holds_groups,
-            takers=partition.readers,
+            readers=partition.readers,
         )
 
-    def check_dollars(self, most_dollars: float) -> None:
-        """Check that the epoch costs at most ``most_dollars`` over all ranks.
+    @rename_arguments("LoaderPlan.check_dollars", {"most_dollars": "max_dollars"})
+    def check_dollars(self, max_dollars: float) -> None:
+        """Check that the epoch costs at most ``max_dollars`` over all ranks.
 
         Raises:
             MemoryBudgetError: it costs more; the message has the figures.
         """
-        dollars = self.dollars * self.takers
-        if dollars > most_dollars:
+        dollars = self.dollars * self.readers
+        if dollars > max_dollars:
             raise MemoryBudgetError(
-                f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.takers:,} GETs and "
-                f"{format_bytes(self.read_bytes * self.takers)} over all ranks, for ${dollars:.2f}: more than "
-                f"Budget(max_dollars_per_epoch={most_dollars:g}) allows. Raise it, or use another shuffle or more "
+                f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.readers:,} GETs and "
+                f"{format_bytes(self.read_bytes * self.readers)} over all ranks, for ${dollars:.2f}: more than "
+                f"Budget(max_dollars_per_epoch={max_dollars:g}) allows. Raise it, or use another shuffle or more "
                 "memory"
             )
 

@@ -125,7 +125,7 @@ class Dataset(Closeable):
         self._thread = LoopThread("stoker-dataset", on_close=self._source.close)
         try:
             self._manifest = self._thread.run(read_manifest(self._source.store, version))
-            self._schema = Schema(self._manifest.schema.chosen(columns))
+            self._schema = Schema(self._manifest.schema.select(columns))
             self._samples = self._manifest.samples
             self._source.plan(self._manifest, self._schema, memory_bytes, fetch or FetchConfig())
         except BaseException:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stoker._deprecation import alias_attributes
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _NUMBERS_PER_ATTEMPT = 4
 """Random numbers per attempt."""
 
 
+@alias_attributes("RandomResizedCrop", {"numbers": "random_numbers"})
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
     """A random crop, with the distribution of torchvision's ``RandomResizedCrop``.
@@ -56,7 +58,7 @@ class RandomResizedCrop:
             object.__setattr__(self, name, (low, high))
 
     @property
-    def numbers(self) -> int:
+    def random_numbers(self) -> int:
         """Number of random numbers that :meth:`choose` needs."""
         return _MAX_ATTEMPTS * _NUMBERS_PER_ATTEMPT
 
@@ -69,7 +71,7 @@ class RandomResizedCrop:
         Args:
             height: height of the image, in pixels.
             width: width of the image, in pixels.
-            uniform: ``numbers`` random numbers in [0, 1).
+            uniform: ``random_numbers`` numbers in [0, 1).
         """
         shortest, longest = (math.log(ratio) for ratio in self.ratio)
         for attempt in range(_MAX_ATTEMPTS):

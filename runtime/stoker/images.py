@@ -133,7 +133,7 @@ class ImageDecoder:
                 raise ConfigError(
                     "random_crop and flip need the sample's context: call decoder(data, SampleContext(…))"
                 )
-            count = 1 + (0 if self.random_crop is None else self.random_crop.numbers)
+            count = 1 + (0 if self.random_crop is None else self.random_crop.random_numbers)
             first, *rest = context.uniform(count, stream=Stream.IMAGE).tolist()
             is_mirrored = first < self.flip
             crop = None if self.random_crop is None else partial(self.random_crop.choose, uniform=rest)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import rename_arguments
 from stoker._diagnostics.latency import BucketModel, RecordedLatency
 from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._format.schema import Bytes, Schema
@@ -382,6 +383,7 @@ def _parse_durations(path: Path, event: str) -> Iterator[float]:
 _CONNECTION_QUANTILE, _TOTAL_QUANTILE = 0.9, 0.95
 
 
+@rename_arguments("recorded_latency", {"told": "events"})
 def recorded_latency(events: Iterable[TraceEvent]) -> RecordedLatency:
     """Return the distribution of the times to the first byte of a trace's requests.
 
@@ -406,6 +408,7 @@ def recorded_latency(events: Iterable[TraceEvent]) -> RecordedLatency:
     return _first_byte_latency(_answer_rows(events))
 
 
+@rename_arguments("recorded_bucket", {"told": "events"})
 def recorded_bucket(events: Iterable[TraceEvent]) -> BucketModel:
     """Return a model of the bucket of a trace: first bytes, the rate of a connection and of all together.
 

@@ -187,7 +187,7 @@ def test_what_is_larger_than_every_slot_is_declined(made: Maker) -> None:
 def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(made: Maker) -> None:
     with pytest.raises(MemoryBudgetError, match="raise its limit"):
         made(0)
-    with pytest.raises(ConfigError, match="next-use, uniform, lru, fifo"):
+    with pytest.raises(ConfigError, match="next-use, no-evict, lru, fifo"):
         made(3, "best")
 
 

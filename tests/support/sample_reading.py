@@ -36,7 +36,7 @@ class SampleBench:
         fetch = FetchConfig(**config)
         self.store = FaultyStore(objects, weather=weather or Weather(tail_sigma=0.0), seed=seed)
         self.memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
-        self.reader = SampleReader(self.store, manifest, manifest.schema.chosen(columns), self.memory, fetch)
+        self.reader = SampleReader(self.store, manifest, manifest.schema.select(columns), self.memory, fetch)
 
     async def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples by number."""

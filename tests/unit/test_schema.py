@@ -215,9 +215,9 @@ def test_schemas_are_equal_if_names_order_and_types_are() -> None:
 
 def test_columns_are_chosen_by_name_in_the_order_asked() -> None:
     schema = Schema({"a": Text(), "b": Bytes(), "c": Array("int64")})
-    assert list(schema.chosen(None)) == ["a", "b", "c"]
-    assert schema.chosen(["c", "a"]) == {"c": Array("int64"), "a": Text()}
-    assert list(schema.chosen(("c", "a"))) == ["c", "a"]
+    assert list(schema.select(None)) == ["a", "b", "c"]
+    assert schema.select(["c", "a"]) == {"c": Array("int64"), "a": Text()}
+    assert list(schema.select(("c", "a"))) == ["c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_columns_are_chosen_by_name_in_the_order_asked() -> None:
 )
 def test_columns_that_cannot_be_chosen_are_named(names: Sequence[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Schema({"a": Text(), "b": Bytes()}).chosen(names)
+        Schema({"a": Text(), "b": Bytes()}).select(names)
 
 
 def test_a_sample_is_encoded_in_the_schema_s_order() -> None:

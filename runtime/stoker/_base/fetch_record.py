@@ -1,4 +1,4 @@
-"""The record of one fetch: phases, strands (sequences of phases) and requests.
+"""The record of one fetch: phases, activities (sequences of phases) and requests.
 
 A context variable holds the fetch that the current task works for, so that readers and stores need not pass it on.
 Without a recorder nothing is recorded, at almost no cost.
@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from stoker._base.arguments import explain_arguments
+from stoker._deprecation import alias_attributes
 
 
 class Phase(enum.StrEnum):
@@ -52,6 +55,7 @@ class Phase(enum.StrEnum):
     """Anything else, such as switching threads or waiting for a CPU core."""
 
 
+@alias_attributes("Span", {"clipped": "clip", "later": "shift"})
 class Span(NamedTuple):
     """A span of time in one phase.
 
@@ -62,7 +66,7 @@ class Span(NamedTuple):
         object: key of the object that was read; empty if none.
 
     Example:
-        >>> Span(Phase.TRANSFER, 1.0, 3.0, "data/0").clipped(2.0, 9.0).seconds
+        >>> Span(Phase.TRANSFER, 1.0, 3.0, "data/0").clip(2.0, 9.0).seconds
         1.0
     """
 
@@ -76,12 +80,12 @@ class Span(NamedTuple):
         """Duration in seconds."""
         return self.end_seconds - self.begin_seconds
 
-    def clipped(self, begin_seconds: float, end_seconds: float) -> Span:
+    def clip(self, begin_seconds: float, end_seconds: float) -> Span:
         """Return the part of the span between two times; its duration may be zero or negative."""
         begin, end = max(self.begin_seconds, begin_seconds), min(self.end_seconds, end_seconds)
         return Span(self.phase, begin, end, self.object)
 
-    def later(self, seconds: float) -> Span:
+    def shift(self, seconds: float) -> Span:
         """Return the span on a clock that is ``seconds`` ahead."""
         return Span(self.phase, self.begin_seconds + seconds, self.end_seconds + seconds, self.object)
 
@@ -100,8 +104,8 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-_MAX_STRANDS = 256
-"""Maximum strands kept per fetch. A group of samples has thousands; the earliest are summarised."""
+_MAX_ACTIVITIES = 256
+"""Maximum activities kept per fetch. A group of samples has thousands; the earliest are summarised."""
 _MAX_REQUESTS = 4096
 
 
@@ -130,6 +134,8 @@ class Request(NamedTuple):
     object: str = ""
 
 
+@alias_attributes("Fetch", {"add": "add_activity"})
+@explain_arguments("Fetch", renamed={"past": "earlier_spans", "strands": "activities"})
 @dataclass(slots=True, eq=False)
 class Fetch:
     """The fetch of one item into the ring. Times are in loop time.
@@ -147,8 +153,8 @@ class Fetch:
             was in flight.
         ready_seconds: time at which the slot was ready.
         slot: slot that holds the item; None before it is ready.
-        strands: ended strands, in order of their ends; the last 256 at most.
-        past: critical path of earlier strands.
+        activities: ended activities, in order of their ends; the last 256 at most.
+        earlier_spans: critical path of earlier activities.
         requests: requests sent for the item; the last 4,096 at most.
         tiers: name and outcome of each tier: ``"delivered"``, ``"lacking"``, ``"failed"``, ``"late"``, ``"beaten"`` by
             the store, or ``"not asked"`` because its circuit breaker is open.
@@ -160,8 +166,8 @@ class Fetch:
     idle_seconds: float = 0.0
     ready_seconds: float = 0.0
     slot: int | None = None
-    strands: list[Strand] = field(default_factory=list)
-    past: Sequence[Span] = ()
+    activities: list[Activity] = field(default_factory=list)
+    earlier_spans: Sequence[Span] = ()
     requests: list[Request] = field(default_factory=list)
     tiers: list[tuple[str, str]] = field(default_factory=list)
     _known_path: Sequence[Span] | None = None
@@ -169,26 +175,26 @@ class Fetch:
     @property
     def object(self) -> str:
         """Key of the object that was read last; empty if none was read."""
-        return self.strands[-1].object if self.strands else ""
+        return self.activities[-1].object if self.activities else ""
 
-    def add(self, strand: Strand) -> None:
-        """Add a strand that has just ended."""
-        self.strands.append(strand)
-        if len(self.strands) == _MAX_STRANDS:
-            ended, self.strands = self.strands[: _MAX_STRANDS // 2], self.strands[_MAX_STRANDS // 2 :]
-            path = _critical_path(ended, self.past, self.issued_seconds, ended[-1].end_seconds)
-            self.past = _shorten_path(path, _MAX_STRANDS)
+    def add_activity(self, activity: Activity) -> None:
+        """Add an activity that has just ended."""
+        self.activities.append(activity)
+        if len(self.activities) == _MAX_ACTIVITIES:
+            ended, self.activities = self.activities[: _MAX_ACTIVITIES // 2], self.activities[_MAX_ACTIVITIES // 2 :]
+            path = _critical_path(ended, self.earlier_spans, self.issued_seconds, ended[-1].end_seconds)
+            self.earlier_spans = _shorten_path(path, _MAX_ACTIVITIES)
 
     def path(self) -> Sequence[Span]:
         """Return the critical path of a completed fetch: its phases, in order and without gaps.
 
-        The path is followed backwards from the end, always along the strand that ended last; only these strands could
-        have shortened the fetch (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling", 1959). While a strand
-        waits in a queue, the path has the strands of the same fetch that it waits for.
+        The path is followed backwards from the end, always along the activity that ended last; only these activities
+        could have shortened the fetch (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling", 1959). While an
+        activity waits in a queue, the path has the activities of the same fetch that it waits for.
         """
         if self._known_path is None:
             self._known_path = merge_spans(
-                _critical_path(self.strands, self.past, self.issued_seconds, self.ready_seconds)
+                _critical_path(self.activities, self.earlier_spans, self.issued_seconds, self.ready_seconds)
             )
         return self._known_path
 
@@ -197,11 +203,11 @@ CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=Non
 """The fetch that the current task works for; None if it is not recorded."""
 
 
-class Strand:
+class Activity:
     """A sequence of phases for one object; a context manager that ends the last phase.
 
     Args:
-        fetch: fetch that the strand belongs to; None if it is not recorded.
+        fetch: fetch that the activity belongs to; None if it is not recorded.
         object: key of the object.
         phase: first phase.
         now_seconds: begin of the first phase, in loop time.
@@ -233,7 +239,7 @@ class Strand:
         self.phase_starts += _attempt_marks(requests)
 
     def mark_wasted(self) -> None:
-        """Mark the whole strand as wasted: all its time counts as retry."""
+        """Mark the whole activity as wasted: all its time counts as retry."""
         self.phase_starts = [(Phase.RETRY, self.begin_seconds)]
 
     @property
@@ -241,31 +247,31 @@ class Strand:
         """Begin of the first phase."""
         return self.phase_starts[0][1]
 
-    def __enter__(self) -> Strand:
+    def __enter__(self) -> Activity:
         return self
 
     def __exit__(self, *exception: object) -> None:
         fetch, self._fetch = self._fetch, None  # a reference cycle would keep every fetch until a garbage collection
         if fetch is not None:
             self.end_seconds = asyncio.get_running_loop().time()
-            fetch.add(self)
+            fetch.add_activity(self)
 
 
-_NULL_STRAND = Strand(None, "", Phase.OTHER, 0.0)
-"""The strand for tasks without a recorded fetch."""
+_NULL_ACTIVITY = Activity(None, "", Phase.OTHER, 0.0)
+"""The activity for tasks without a recorded fetch."""
 
 
-def start_strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
-    """Start a strand of the current task's fetch."""
+def start_activity(object: str, phase: Phase) -> Activity:  # noqa: A002 - as it is called everywhere
+    """Start an activity of the current task's fetch."""
     fetch = CURRENT_FETCH.get()
-    return _NULL_STRAND if fetch is None else Strand(fetch, object, phase, asyncio.get_running_loop().time())
+    return _NULL_ACTIVITY if fetch is None else Activity(fetch, object, phase, asyncio.get_running_loop().time())
 
 
 def mark_wasted(object: str) -> None:  # noqa: A002 - as it is called everywhere
-    """Mark all strands of an object in the current fetch as wasted."""
+    """Mark all activities of an object in the current fetch as wasted."""
     fetch = CURRENT_FETCH.get()
     if fetch is not None:
-        for each in fetch.strands:
+        for each in fetch.activities:
             if each.object == object:
                 each.mark_wasted()
 
@@ -292,12 +298,14 @@ def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
     return marks
 
 
-def _critical_path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready: float) -> list[Span]:
-    """Return the critical path of a past followed by strands; see :meth:`Fetch.path`."""
+def _critical_path(
+    activities: Sequence[Activity], earlier_spans: Sequence[Span], issued: float, ready: float
+) -> list[Span]:
+    """Return the critical path of earlier spans followed by activities; see :meth:`Fetch.path`."""
     path: list[Span] = []
-    cursor, key = ready, strands[-1].object if strands else ""
-    queued = math.inf  # begin of the queue phase of the latest strand on the path
-    for each in reversed(strands):
+    cursor, key = ready, activities[-1].object if activities else ""
+    queued = math.inf  # begin of the queue phase of the latest activity on the path
+    for each in reversed(activities):
         if each.end_seconds > cursor:
             continue
         if each.end_seconds < cursor:
@@ -309,7 +317,7 @@ def _critical_path(strands: Sequence[Strand], past: Sequence[Span], issued: floa
                 cursor = begin
             end = begin
         queued = each.begin_seconds if each.phase_starts[0][0] is Phase.QUEUE else math.inf
-    before = [span.clipped(issued, cursor) for span in past if span.begin_seconds < cursor]
+    before = [span.clip(issued, cursor) for span in earlier_spans if span.begin_seconds < cursor]
     begin = before[-1].end_seconds if before else issued
     if begin < cursor:
         path += _gap_spans(begin, cursor, queued, key)
@@ -317,7 +325,7 @@ def _critical_path(strands: Sequence[Strand], past: Sequence[Span], issued: floa
 
 
 def _gap_spans(begin: float, end: float, queued: float, object: str) -> list[Span]:  # noqa: A002 - as it is called everywhere
-    """Return the spans, last first, for a time without a working strand."""
+    """Return the spans, last first, for a time without a working activity."""
     border = min(max(begin, queued), end)
     return [Span(Phase.QUEUE, border, end, object), Span(Phase.OTHER, begin, border, object)]
 
@@ -337,5 +345,5 @@ def _shorten_path(spans: Iterable[Span], max_spans: int) -> list[Span]:
 
 def record_tier_outcome(name: str, outcome: str) -> None:
     """Record the outcome of a read from a tier, if the current fetch is recorded."""
-    if (fetch := CURRENT_FETCH.get()) is not None and len(fetch.tiers) < _MAX_STRANDS:
+    if (fetch := CURRENT_FETCH.get()) is not None and len(fetch.tiers) < _MAX_ACTIVITIES:
         fetch.tiers.append((name, outcome))

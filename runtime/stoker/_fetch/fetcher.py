@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from stoker._base.checksum import crc32c
-from stoker._base.fetch_record import Phase, mark_wasted, start_strand
+from stoker._base.fetch_record import Phase, mark_wasted, start_activity
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
@@ -173,13 +173,13 @@ class Fetcher:
                             async with task_group() as readings:
                                 for part in parts:
                                     readings.create_task(self._reader.read(fetch, part))
-                        with start_strand(ref.key, Phase.VERIFY):
+                        with start_activity(ref.key, Phase.VERIFY):
                             verify(into)
                         break
                     except StokerError as error:
                         damage = self._classify_failure(fetch, error)
                     if damage is not None:
-                        with start_strand(ref.key, Phase.RETRY):
+                        with start_activity(ref.key, Phase.RETRY):
                             mark_wasted(ref.key)
                             await self._reader.back_off(fetch, fetch.failed_reads, damage)
         except (TimeoutError, StokerError) as error:

@@ -89,7 +89,7 @@ class OpenDataset:
         manifest = dataset.manifest
         self.dataset, self.config, self.process = dataset, config, process
         self.partition = config.sharding(manifest.samples)
-        self.columns = manifest.schema.chosen(config.columns)
+        self.columns = manifest.schema.select(config.columns)
         self.slots: SlotPlan = self._plan_slots()
         tier_set = TierSet() if self.slots.holds_groups else tier_set
         self.tiers = tier_set.tiers

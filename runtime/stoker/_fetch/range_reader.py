@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 
-from stoker._base.fetch_record import Phase, Request, Strand, start_strand
+from stoker._base.fetch_record import Activity, Phase, Request, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter, task_group
 from stoker._fetch.concurrency import AimdLimit, RateLimit
@@ -161,7 +161,7 @@ class RangeReader:
             ObjectTruncatedError: the object ends before the part does.
             StoreError: the store raised an error that a retry cannot fix.
         """
-        with start_strand(fetch.ref.key, Phase.QUEUE) as span:
+        with start_activity(fetch.ref.key, Phase.QUEUE) as span:
             await self._rate.wait(part.size_bytes)
             await self._limiter.acquire(urgent=fetch.urgent)
             try:
@@ -221,7 +221,7 @@ class RangeReader:
             f"checksum_attempts={config.checksum_attempts}); last error: {fetch.last_error}"
         )
 
-    async def _race(self, fetch: ObjectFetch, part: RangePart, span: Strand) -> StoreError | None:
+    async def _race(self, fetch: ObjectFetch, part: RangePart, span: Activity) -> StoreError | None:
         """Send a request and, while the requests are late, hedges; return the error if none succeeds.
 
         When the first response begins, the requests that still wait are cancelled, before they transfer bytes. Each

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from stoker._base.breaker import FAILURE_THRESHOLD, PROBE_INTERVAL_SECONDS, BreakerState, CircuitBreaker, ReadOutcome
-from stoker._base.fetch_record import Phase, record_tier_outcome, start_strand
+from stoker._base.fetch_record import Phase, record_tier_outcome, start_activity
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy, TransferTimes
@@ -269,11 +269,11 @@ class TierChain:
         begun_seconds, beside = loop.time(), member.in_flight
         try:
             async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
-                with start_strand(ref.key, Phase.TIER):
+                with start_activity(ref.key, Phase.TIER):
                     is_hit = await member.tier.read(ref, into)
             if not is_hit:
                 return _TierOutcome.MISSING
-            with start_strand(ref.key, Phase.VERIFY):
+            with start_activity(ref.key, Phase.VERIFY):
                 self._verify(ref, into)
         except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
             if not isinstance(error, StoreError | TimeoutError):

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker._deprecation import alias_attributes
 from stoker._format.tensorfile import DTYPES, DType, dtype_of
 from stoker.errors import ConfigError, FormatError, SchemaError
 
@@ -281,6 +282,7 @@ class Text(Bytes):
             raise FormatError(f"text is not UTF-8: {error}") from None
 
 
+@alias_attributes("Schema", {"chosen": "select"})
 class Schema(Mapping[str, Column]):
     r"""The columns of a data set, in order: an immutable mapping from name to column.
 
@@ -340,7 +342,7 @@ class Schema(Mapping[str, Column]):
     def __repr__(self) -> str:
         return f"Schema({self._columns!r})"
 
-    def chosen(self, names: Sequence[str] | None) -> dict[str, Column]:
+    def select(self, names: Sequence[str] | None) -> dict[str, Column]:
         """Return the named columns in the given order, or all columns for None.
 
         Raises:

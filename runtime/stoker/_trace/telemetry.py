@@ -91,7 +91,7 @@ class OpenTelemetrySink:
         self._read.add(read_bytes)
         self._requests.add(answered, {"stoker.outcome": "answered"})
         self._requests.add(lost, {"stoker.outcome": "lost"})
-        spans = [span.later(offset_seconds) for span in fetch.path()]
+        spans = [span.shift(offset_seconds) for span in fetch.path()]
         attributes: dict[str, str | int] = {
             "stoker.object": fetch.object,
             "stoker.item": fetch.item,

@@ -95,7 +95,7 @@ def _lines(path: str, value: object) -> Iterator[str]:
         owner = next(each for each in value.__mro__ if name in {*vars(each), *getattr(each, "__annotations__", ())})
         if name.startswith("_") or not owner.__module__.startswith("stoker"):
             continue
-        member = inspect.getattr_static(value, name)
+        member = inspect.getattr_static(value, _renamed(path).get(name, name))
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         yield f"{path}.{name}"
         if inspect.isfunction(function):
@@ -110,8 +110,7 @@ def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
             if path.endswith("Config"):
                 yield f"{path}.{name}"
     parameters = dict(inspect.signature(function).parameters)
-    renamed = RENAMED.get(path.rpartition(".")[2], {})
-    deprecated = [parameters[new].replace(name=old) for old, new in renamed.items() if new in parameters]
+    deprecated = [parameters[new].replace(name=old) for old, new in _renamed(path).items() if new in parameters]
     for parameter in (*parameters.values(), *deprecated):
         if parameter.name in ("self", "cls"):
             continue
@@ -122,6 +121,11 @@ def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
         }
         end = ", /" if parameter.kind is parameter.POSITIONAL_ONLY else ""
         yield f"{path}({stars.get(parameter.kind, '')}{parameter.name}{_default(parameter.default)}{end})"
+
+
+def _renamed(path: str) -> dict[str, str]:
+    """Return the present names by the deprecated ones of a class, function or method."""
+    return next((names for owner, names in RENAMED.items() if path.endswith(f".{owner}")), {})
 
 
 def _default(value: object) -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from stoker import FetchConfig, FetchSize
-from stoker._base.fetch_record import Strand, start_strand
+from stoker._base.fetch_record import Activity, start_activity
 from stoker._base.recorder import Recorder, explain_wait
 from stoker.abc import ObjectRef
 from stoker.errors import StoreError, TransientError
@@ -146,14 +146,14 @@ class Kept:
     def waited(self, wait: object) -> None: ...
 
 
-def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: float) -> Fetch:
-    """A fetch of strands: object, phases with their begin, end."""
+def fetch_of(*activities: tuple[str, list[tuple[Phase, float]], float], ready: float) -> Fetch:
+    """A fetch of activities: object, phases with their begin, end."""
     fetch = Fetch(0, 0, 0.0, ready_seconds=ready)
-    for key, marks, end in strands:
-        strand = Strand(fetch, key, *marks[0])
-        strand.phase_starts += marks[1:]
-        strand.end_seconds = end
-        fetch.add(strand)
+    for key, marks, end in activities:
+        activity = Activity(fetch, key, *marks[0])
+        activity.phase_starts += marks[1:]
+        activity.end_seconds = end
+        fetch.add_activity(activity)
     return fetch
 
 
@@ -184,7 +184,7 @@ def test_a_part_in_line_behind_another_waits_for_what_that_one_does() -> None:
     ]
 
 
-def test_time_between_two_strands_is_nobodys() -> None:
+def test_time_between_two_activities_is_nobodys() -> None:
     fetch = fetch_of(("a", [(Phase.TRANSFER, 0.0)], 1.0), ("a", [(Phase.TRANSFER, 1.5)], 2.0), ready=2.5)
     assert [span.phase for span in fetch.path()] == [
         Phase.TRANSFER,
@@ -226,23 +226,23 @@ TWICE = ["first_byte", "transfer", "hedge", "transfer"]
 )  # fmt: skip
 def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
     fetch = Fetch(0, 0, 0.0)
-    told = Strand(fetch, "a", Phase.QUEUE, 0.0)
+    told = Activity(fetch, "a", Phase.QUEUE, 0.0)
     told.add_attempt(requests)
     told.end_seconds = 2.0
-    fetch.add(told)
+    fetch.add_activity(told)
     fetch.ready_seconds = 2.0
     assert [span.phase for span in fetch.path()] == phases
     assert sum(span.seconds for span in fetch.path()) == 2.0
 
 
 @pytest.mark.parametrize("at_once", [1, 7])
-def test_the_path_of_thousands_of_strands_takes_little_memory_and_leaves_out_no_time(at_once: int) -> None:
+def test_the_path_of_thousands_of_activities_takes_little_memory_and_leaves_out_no_time(at_once: int) -> None:
     """As many at a time as are given, in turn, each of two phases."""
     marks = [(float(number // at_once), f"{number}") for number in range(5000)]
-    strands = [(key, [(Phase.FIRST_BYTE, at), (Phase.TRANSFER, at + 0.75)], at + 1.0) for at, key in marks]
-    end = strands[-1][2]
-    fetch = fetch_of(*strands, ready=end)
-    assert len(fetch.strands) + len(fetch.past) < 1000
+    activities = [(key, [(Phase.FIRST_BYTE, at), (Phase.TRANSFER, at + 0.75)], at + 1.0) for at, key in marks]
+    end = activities[-1][2]
+    fetch = fetch_of(*activities, ready=end)
+    assert len(fetch.activities) + len(fetch.earlier_spans) < 1000
     path = fetch.path()
     assert math.fsum(span.seconds for span in path) == end
     assert all(before.end_seconds == after.begin_seconds for before, after in pairwise(path))
@@ -257,9 +257,9 @@ def test_a_fetch_that_nobody_holds_is_gone_without_a_search_for_circles() -> Non
         recorder = Recorder()
         for item in range(20):
             with recorder.track(item, 0) as fetch:
-                with start_strand("a", Phase.QUEUE) as told:
+                with start_activity("a", Phase.QUEUE) as told:
                     told.add_attempt([Request(0.0, 1.0, 2.0, 1, WHOLE)])
-                with start_strand("a", Phase.VERIFY):
+                with start_activity("a", Phase.VERIFY):
                     pass
                 fetch.slot = 0
             recorder.remove_fetch(item)
@@ -275,7 +275,7 @@ def test_a_fetch_that_nobody_holds_is_gone_without_a_search_for_circles() -> Non
 
 def test_of_very_many_requests_the_last_are_kept() -> None:
     fetch = Fetch(0, 0, 0.0)
-    told = Strand(fetch, "a", Phase.QUEUE, 0.0)
+    told = Activity(fetch, "a", Phase.QUEUE, 0.0)
     for number in range(10_000):
         told.add_attempt([Request(number, None, number + 1.0, 1, WHOLE)])
     assert 2000 < len(fetch.requests) <= 4096
