@@ -45,9 +45,9 @@ fuzzing local-bucket order performance planning plugins serve shuffle simulator 
 def public_objects(name: str) -> dict[str, Any]:
     """Return the public objects of a module by name; of ``stoker.errors``, without ``__all__``, its own classes."""
     module = importlib.import_module(name)
-    if name == "stoker.errors":
-        return {each: found for each, found in vars(module).items() if getattr(found, "__module__", "") == name}
-    return {each: getattr(module, each) for each in module.__all__ if not each.startswith("_")}
+    own = [each for each, found in vars(module).items() if getattr(found, "__module__", "") == name]
+    names = own if name == "stoker.errors" else module.__all__
+    return {each: getattr(module, each) for each in names if not each.startswith("_")}
 
 
 @pytest.mark.parametrize("name", MODULES)
