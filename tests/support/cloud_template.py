@@ -33,9 +33,9 @@ class Statement:
 class Template:
     """A template.
 
-        Attributes:
-    text: text of the file.
-            resources: logical id → resource, resolved.
+    Attributes:
+        text: text of the file.
+        resources: logical id → resource, resolved.
     """
 
     def __init__(self, file: Path) -> None:

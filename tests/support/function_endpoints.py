@@ -30,11 +30,11 @@ _FINAL = (ConfigError, EventError, SchemaError)
 class Endpoint:
     """A server, its recorded requests, and its responses.
 
-        Attributes:
-    url: URL of its root.
-    seen: requests, with their bodies.
-    answer_with: handler that answers instead of a function; None runs the function.
-    log: output of an invocation.
+    Attributes:
+        url: URL of its root.
+        seen: requests, with their bodies.
+        answer_with: handler that answers instead of a function; None runs the function.
+        log: output of an invocation.
     """
 
     url: str = ""

@@ -21,12 +21,12 @@ NOTHING: frozenset[str] = frozenset()
 class Rights:
     """Permissions of a function; keys are patterns within the data set, with an asterisk at the end as only wildcard.
 
-        Attributes:
-    reads: patterns of the objects of the data set that it may read.
-    writes: patterns of those that it may write.
-    deletes: patterns of those that it may delete.
-    lists: whether it may list the data set; without it, reading a missing object is forbidden, too.
-            reads_raw: whether it may read and list raw objects.
+    Attributes:
+        reads: patterns of the objects of the data set that it may read.
+        writes: patterns of those that it may write.
+        deletes: patterns of those that it may delete.
+        lists: whether it may list the data set; without it, reading a missing object is forbidden, too.
+        reads_raw: whether it may read and list raw objects.
     """
 
     reads: frozenset[str]
@@ -50,9 +50,9 @@ RIGHTS: Mapping[str, Rights] = {
 class GuardedStore(WatchedStore):
     """A data set, or raw objects, with the permissions of one function.
 
-        Attributes:
-    rights: permissions of the function.
-            is_raw: whether these are raw objects.
+    Attributes:
+        rights: permissions of the function.
+        is_raw: whether these are raw objects.
     """
 
     def __init__(self, store: Store, rights: Rights, is_raw: bool) -> None:

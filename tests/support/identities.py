@@ -41,9 +41,9 @@ def in_earlier_form(objects: Mapping[str, bytes], older: Mapping[str, bytes] | N
 
     Checks that each super-sample in an index has its strong identity there, except those of an earlier release.
 
-        Args:
-            objects: key → bytes.
-    older: objects that the earlier release wrote; some may be among ``objects``.
+    Args:
+        objects: key → bytes.
+        older: objects that the earlier release wrote; some may be among ``objects``.
     """
     return {key: _earlier(key, data, objects, older or {}) for key, data in objects.items()}
 

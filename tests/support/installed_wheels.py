@@ -19,8 +19,8 @@ OURS = [ROOT / "runtime/stoker", ROOT / "loader/stoker_torch", ROOT / "functions
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
     """Return the distributions that pip would install for some requirements, by name; all are installed here.
 
-        Raises:
-    importlib.metadata.PackageNotFoundError: one of them is not installed.
+    Raises:
+        importlib.metadata.PackageNotFoundError: one of them is not installed.
     """
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()

@@ -28,11 +28,11 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 class Death:
     """The moment at which a packer kills itself.
 
-        Attributes:
-    moment: before the operation, a while after its begin, or at its end.
-    call: number of the operation in the process, from 0; if it is a listing, the next other one is used.
-    key: prefix of a key whose first write is used instead of ``call``; default none.
-    delay_seconds: time since the operation's begin, in seconds, for ``during``.
+    Attributes:
+        moment: before the operation, a while after its begin, or at its end.
+        call: number of the operation in the process, from 0; if it is a listing, the next other one is used.
+        key: prefix of a key whose first write is used instead of ``call``; default none.
+        delay_seconds: time since the operation's begin, in seconds, for ``during``.
     """
 
     moment: Moment
@@ -55,11 +55,11 @@ class Death:
 class PackTask:
     """The work of a packing process.
 
-        Attributes:
-    place: place of the data set.
-    samples: number of samples, which are numbered from 0.
-            mode: ``create`` or ``append``.
-    death: moment of the kill; None for none.
+    Attributes:
+        place: place of the data set.
+        samples: number of samples, which are numbered from 0.
+        mode: ``create`` or ``append``.
+        death: moment of the kill; None for none.
     """
 
     place: Place
@@ -81,7 +81,7 @@ class _KillingStore(WatchedStore):
     """Kills the process at the task's operation, but never after the pointer is written.
 
     After that, only the record is missing, and an ``append`` that is killed then cannot be told from a complete one:
-        a resumed pack guarantees nothing further.
+    a resumed pack guarantees nothing further.
     """
 
     def __init__(self, store: Store, death: Death | None) -> None:

@@ -122,8 +122,8 @@ def _slow_gathering(rng: random.Random) -> Iterator[None]:
 def live(url: str, seed: int) -> None:
     """Run one random sequence of uses.
 
-        Raises:
-    AssertionError: it hung, left a thread running, or a finalizer reported an error.
+    Raises:
+        AssertionError: it hung, left a thread running, or a finalizer reported an error.
     """
     said: list[str] = []
     failed: list[BaseException] = []

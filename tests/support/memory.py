@@ -44,9 +44,9 @@ class Memory:
 def memory_of(work: Callable[[], object], *, enough_bytes: int = 0) -> Memory:
     """Return the memory that rounds of a function take, including its result.
 
-        Args:
-    work: function to measure. It is called twice, so it creates everything that it changes.
-    enough_bytes: peak up to which no second round is needed, in bytes.
+    Args:
+        work: function to measure. It is called twice, so it creates everything that it changes.
+        enough_bytes: peak up to which no second round is needed, in bytes.
     """
     memory = Memory()
     for _ in range(ROUNDS):

@@ -42,9 +42,9 @@ OPEN = Door()
 class IamDoor(Door):
     """A function URL of type ``AWS_IAM``.
 
-        Args:
-    keys: access keys that may call.
-    tells: whether refusals contain the reason, as some of Lambda's do.
+    Args:
+        keys: access keys that may call.
+        tells: whether refusals contain the reason, as some of Lambda's do.
     """
 
     def __init__(self, *keys: KeyPair, tells: bool = False) -> None:
@@ -71,10 +71,10 @@ class IamDoor(Door):
 class BearerDoor(Door):
     """A service of Cloud Run that accepts certain identity tokens.
 
-        Attributes:
-    good: tokens of callers that may call.
-    known: valid tokens of callers that may not.
-    seen: received tokens, in order.
+    Attributes:
+        good: tokens of callers that may call.
+        known: valid tokens of callers that may not.
+        seen: received tokens, in order.
     """
 
     good: Collection[str]

@@ -29,8 +29,8 @@ def redis_program() -> str:
 class RedisServer:
     """A ``redis-server`` that writes to the disk only in :meth:`save`.
 
-        Args:
-    folder: folder of the saved file.
+    Args:
+        folder: folder of the saved file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -25,10 +25,10 @@ Spoil = Callable[[Request, int, Response], Response]
 class Hosted:
     """A running service.
 
-        Attributes:
-    url: URL of the server.
-    requests: received requests, in order of arrival.
-    statuses: statuses of the responses, in their order.
+    Attributes:
+        url: URL of the server.
+        requests: received requests, in order of arrival.
+        statuses: statuses of the responses, in their order.
     """
 
     url: str

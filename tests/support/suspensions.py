@@ -40,9 +40,9 @@ class _Counted(Coroutine[Any, Any, Any]):
 class Suspensions:
     """Counts the suspensions of selected tasks, and calls functions at some of them.
 
-        Args:
-    counts: function from a coroutine's qualified name to whether its suspensions count.
-    at: number of a suspension, from 0 → function to call with the suspended task.
+    Args:
+        counts: function from a coroutine's qualified name to whether its suspensions count.
+        at: number of a suspension, from 0 → function to call with the suspended task.
     """
 
     def __init__(

@@ -31,11 +31,11 @@ _TIMEOUT = timedelta(seconds=60)
 class End:
     """A signal that ends a training early.
 
-        Attributes:
-    rank: rank that gets the signal.
-    step: step of the process, from 1, during which it is sent.
-    delay_seconds: time since the step's begin, in seconds; a later step may have begun by then.
-    signal: number of the signal.
+    Attributes:
+        rank: rank that gets the signal.
+        step: step of the process, from 1, during which it is sent.
+        delay_seconds: time since the step's begin, in seconds; a later step may have begun by then.
+        signal: number of the signal.
     """
 
     rank: int
@@ -60,13 +60,13 @@ class End:
 class TallyTask:
     """Task of the ranks.
 
-        Attributes:
-    url: URL of the data set.
-    folder: folder of the checkpoint, and of a file with a line for each process.
-    global_batch: samples per step, over all ranks.
-    epochs: number of epochs of the whole training.
-    checkpoint_steps: number of steps between two checkpoints.
-    ends: end of each attempt, in order; later attempts run to the end of the training.
+    Attributes:
+        url: URL of the data set.
+        folder: folder of the checkpoint, and of a file with a line for each process.
+        global_batch: samples per step, over all ranks.
+        epochs: number of epochs of the whole training.
+        checkpoint_steps: number of steps between two checkpoints.
+        ends: end of each attempt, in order; later attempts run to the end of the training.
     """
 
     url: str
@@ -92,10 +92,10 @@ class TallyTask:
 class Checkpoint:
     """Model and position of a training.
 
-        Attributes:
-    tally: number of times that each sample was trained on.
-    steps: number of completed steps.
-    state: state of the loader.
+    Attributes:
+        tally: number of times that each sample was trained on.
+        steps: number of completed steps.
+        state: state of the loader.
     """
 
     tally: list[int]

@@ -79,8 +79,8 @@ async def offer(tier: ManagedTier, *rows: int) -> None:
 class SilentTier:
     """A tier that never answers.
 
-        Args:
-    name: name in statistics and traces.
+    Args:
+        name: name in statistics and traces.
     """
 
     def __init__(self, name: str) -> None:

@@ -61,10 +61,10 @@ def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str
 class WarmCloud:
     """Nodes, and the proxy that uses them.
 
-        Attributes:
-    cloud: cloud that runs the functions.
-    config: configuration of the proxy.
-            proxy: the current proxy.
+    Attributes:
+        cloud: cloud that runs the functions.
+        config: configuration of the proxy.
+        proxy: the current proxy.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ async def warm_cloud(
 ) -> AsyncIterator[WarmCloud]:
     """Run a warm tier; nothing of it is left after the block.
 
-        Args:
-    config: configuration of the proxy; its timeouts are replaced by long ones.
-    secret: secret of the proxy.
-            certificate: certificate of the proxy.
-            changes: changes to each node's function.
+    Args:
+        config: configuration of the proxy; its timeouts are replaced by long ones.
+        secret: secret of the proxy.
+        certificate: certificate of the proxy.
+        changes: changes to each node's function.
     """
     async with (
         node_cloud(config.nodes, **changes) as cloud,

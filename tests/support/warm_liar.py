@@ -35,9 +35,9 @@ def forge(payload: bytearray | memoryview, start: int = 0) -> None:
 class Liar(NodeServer):
     """A node with a fault, or without one.
 
-        Attributes:
-    lie: kind of the fault; none if empty.
-    instead: function that returns the shard to answer with, for the fault "instead".
+    Attributes:
+        lie: kind of the fault; none if empty.
+        instead: function that returns the shard to answer with, for the fault "instead".
     """
 
     lie = ""

@@ -21,11 +21,11 @@ __all__ = ["Listener"]
 class Listener:
     """A proxy that one node connects to, in virtual time.
 
-        Attributes:
-    network: network between both.
-    notices: notices from the node.
-    connections: the node's connections, at the proxy's end.
-    node: the node.
+    Attributes:
+        network: network between both.
+        notices: notices from the node.
+        connections: the node's connections, at the proxy's end.
+        node: the node.
     """
 
     def __init__(

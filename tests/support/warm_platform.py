@@ -82,9 +82,9 @@ class MemoryListener(Listener):
 class Instance:
     """A process of a function. Between invocations it is frozen.
 
-        Attributes:
-    running: the current invocation; None between two.
-    link: behaviour of its connections; None for the network's.
+    Attributes:
+        running: the current invocation; None between two.
+        link: behaviour of its connections; None for the network's.
     """
 
     def __init__(self, platform: Platform, name: str) -> None:
@@ -192,15 +192,15 @@ class Platform:
 
     A call that is cancelled, or whose answer is lost, continues to run.
 
-        Attributes:
-    network: network of the instances; it delivers nothing while ``is_split``.
-    shelf_bytes: memory for shards of each instance.
-    rng: source of randomness.
-    most: maximum number of instances of a function.
-    limit_seconds: time limit of an invocation.
-    node_type: class of the node that runs in an instance.
-    calls: started invocations.
-    strays: functions whose next call goes astray.
+    Attributes:
+        network: network of the instances; it delivers nothing while ``is_split``.
+        shelf_bytes: memory for shards of each instance.
+        rng: source of randomness.
+        most: maximum number of instances of a function.
+        limit_seconds: time limit of an invocation.
+        node_type: class of the node that runs in an instance.
+        calls: started invocations.
+        strays: functions whose next call goes astray.
     """
 
     network: Network

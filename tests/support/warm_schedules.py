@@ -60,8 +60,8 @@ class _Keeper:
 class WarmRun:
     """One random schedule: nodes, a proxy, readers of a few objects, and faults.
 
-        Attributes:
-    counts: counts of events, by name.
+    Attributes:
+        counts: counts of events, by name.
     """
 
     def __init__(self, seed: int) -> None:
@@ -350,8 +350,8 @@ def play(seed: int) -> WarmRun:
 def play_all(schedules: int) -> tuple[Counter[str], dict[int, str]]:
     """Play the schedules of the seeds from 0 on, in one process per processor.
 
-        Returns:
-    Total counts of events; and seed → error.
+    Returns:
+        Total counts of events; and seed → error.
     """
     counts, wrong = Counter[str](), dict[int, str]()
     chunks = [range(start, min(start + _CHUNK, schedules)) for start in range(0, schedules, _CHUNK)]

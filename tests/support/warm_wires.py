@@ -25,11 +25,11 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 class LinkConfig:
     """Latency, bandwidth and buffers of a link, equal in both directions.
 
-        Attributes:
-    latency_seconds: time from one end to the other.
-    bytes_per_second: bandwidth of each direction; None for no limit.
-    window_bytes: maximum number of unread bytes in each direction.
-    segment_bytes: maximum size of a segment.
+    Attributes:
+        latency_seconds: time from one end to the other.
+        bytes_per_second: bandwidth of each direction; None for no limit.
+        window_bytes: maximum number of unread bytes in each direction.
+        segment_bytes: maximum size of a segment.
     """
 
     latency_seconds: float = 0.0005
@@ -41,10 +41,10 @@ class LinkConfig:
 class End(asyncio.Transport):
     """The transport of one end of a link.
 
-        Attributes:
-    sent_bytes: number of bytes sent by this end.
-    read_bytes: number of bytes that its protocol received.
-    tamper: function that changes the bytes that this end sends, but not their number.
+    Attributes:
+        sent_bytes: number of bytes sent by this end.
+        read_bytes: number of bytes that its protocol received.
+        tamper: function that changes the bytes that this end sends, but not their number.
     """
 
     def __init__(self, link: Link, name: str) -> None:
@@ -240,10 +240,10 @@ class End(asyncio.Transport):
 class Link:
     """A connection of two protocols. Create it in a running event loop, then ``join`` them.
 
-        Attributes:
-    config: latency, bandwidth and buffers.
-    ends: transports of the first and of the second protocol.
-    is_split: whether all bytes are lost silently.
+    Attributes:
+        config: latency, bandwidth and buffers.
+        ends: transports of the first and of the second protocol.
+        is_split: whether all bytes are lost silently.
     """
 
     def __init__(self, config: LinkConfig | None = None, *, names: tuple[str, str] = ("first", "second")) -> None:
@@ -277,9 +277,9 @@ class Link:
 class Network:
     """Links by address.
 
-        Attributes:
-    config: configuration of new links.
-    links: created links, in order.
+    Attributes:
+        config: configuration of new links.
+        links: created links, in order.
     """
 
     def __init__(self, config: LinkConfig | None = None) -> None:
@@ -298,8 +298,8 @@ class Network:
     async def dial(self, address: str, protocol: Callable[[], P], *, name: str = "dialler") -> tuple[End, P]:
         """Connect to an address after a round trip.
 
-                Raises:
-        ConnectionRefusedError: there is no listener.
+        Raises:
+            ConnectionRefusedError: there is no listener.
         """
         await asyncio.sleep(2 * self.config.latency_seconds)
         made = self._listening.get(address)

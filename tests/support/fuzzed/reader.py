@@ -26,9 +26,9 @@ MOST_MESSAGE_CHARACTERS = 1000
 class Outcome:
     """Outcome of reading.
 
-        Attributes:
-            kind: what ``read`` returned, or the name of the error's type.
-    places: places at which the error and its causes were raised, in this order; empty without an error.
+    Attributes:
+        kind: what ``read`` returned, or the name of the error's type.
+        places: places at which the error and its causes were raised, in this order; empty without an error.
     """
 
     kind: str
@@ -39,13 +39,13 @@ class Outcome:
 class Reader:
     """A reader under attack.
 
-        Attributes:
-    read: function that reads everything, checks the properties and returns the kind of the value.
-    seeds: function that returns valid inputs.
-    mutate: function that makes hostile inputs of them.
-    errors: errors that may be raised.
-    kinds: values that ``read`` may return; each of them and of ``errors`` must occur.
-    refusing: functions whose every ``raise`` must be reached.
+    Attributes:
+        read: function that reads everything, checks the properties and returns the kind of the value.
+        seeds: function that returns valid inputs.
+        mutate: function that makes hostile inputs of them.
+        errors: errors that may be raised.
+        kinds: values that ``read`` may return; each of them and of ``errors`` must occur.
+        refusing: functions whose every ``raise`` must be reached.
     """
 
     read: Callable[[bytes], str]
