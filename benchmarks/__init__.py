@@ -1,1 +1,1 @@
-"""What stoker costs and how well it does, measured: `python -m benchmarks` runs all."""
+"""Benchmarks of stoker's speed and cost: `python -m benchmarks` runs all."""

@@ -1,6 +1,6 @@
-"""Runs the benchmarks: all that `make bench` is, or those that are named; `--quick` compares on a small scale.
+"""Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
-Caches, shared tiers, traces, predictions, the simulator and flat memory are measured only by name.
+Caches, shared tiers, traces, predictions, the simulator and flat memory are measured only if they are named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a cell is measured: a local bucket with the packed data sets of one workload, and the programs that read it."""
+"""The test bench of a cell: a local bucket with the packed data sets of one workload, and the programs that read it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CONNECTIONS = 8
 SEED = 7
 PACK_TIMEOUT_SECONDS = 300.0
 IMPORT_TIMEOUT_SECONDS = 120.0
-MOST_TIMEOUTS = 2  # in a workload: a loader that hangs would take hours otherwise
-_TORCH = "import torch, time; time.sleep(0.5)"  # long enough for its memory to be looked at
+MOST_TIMEOUTS = 2  # per workload: a loader that hangs would take hours otherwise
+_TORCH = "import torch, time; time.sleep(0.5)"  # long enough to sample its memory
 _LOGS = RESULTS / "logs"
 
 Word = str | Path | int | float
-"""What a command line is made of."""
+"""A part of a command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """How a loader, or a limit, is started.
+    """The program of a loader or a limit.
 
     Attributes:
-        command: the interpreter and what it runs.
-        torch_bytes: what a process of this interpreter needs for importing torch.
+        command: interpreter and its arguments.
+        torch_bytes: memory of a process of this interpreter that has imported torch.
     """
 
     command: tuple[str | Path, ...]
@@ -45,11 +45,11 @@ class Program:
 
     @classmethod
     def of(cls, loader: str) -> Program:
-        """Find a program, making its environment if need be.
+        """Find a program, and create its environment if it is missing.
 
         Raises:
             RuntimeError: it cannot import torch.
-            subprocess.CalledProcessError: its environment could not be made.
+            subprocess.CalledProcessError: its environment could not be created.
         """
         command: tuple[str | Path, ...]
         if loader in (*OURS, *LIMITS):
@@ -75,14 +75,14 @@ class Bench:
     """A bucket for one workload.
 
     Attributes:
-        workload: its name.
-        samples: how many were generated.
-        bucket: where the data sets are.
-        programs: by loader.
-        timeout_seconds: for a cell.
-        connections: how many our loader had open at once, by profile.
-        broken: loaders that could not be started, could not pack or hung too often, and why.
-        timeouts: cells that hung, by loader.
+        workload: name of the workload.
+        samples: number of generated samples.
+        bucket: bucket of the data sets.
+        programs: loader → program.
+        timeout_seconds: time limit of a cell.
+        connections: profile → number of connections that our loader had open at once.
+        broken: loader that could not start or pack, or hung too often → reason.
+        timeouts: loader → number of cells that hung.
     """
 
     workload: str
@@ -99,11 +99,11 @@ class Bench:
         return WORKLOADS[self.workload].folder(self.samples)
 
     def url(self, loader: str) -> str:
-        """Return where a loader's data set is; both of ours read the same, and the limits that one."""
+        """Return the URL of a loader's data set; our loaders and the limits share one."""
         return f"s3://{BUCKET}/{'ours' if loader in (*OURS, *LIMITS) else loader}/{self.workload}"
 
     def pack(self, loader: str, samples: int) -> None:
-        """Write a loader's data set of the first ``samples`` samples, to a bucket without limits."""
+        """Write a loader's data set of the first ``samples`` samples to an unshaped bucket."""
         self.bucket.reshape(PROFILES["none"])
         arguments: list[Word] = ["pack", "--source", self.source, "--limit", samples]
         with TemporaryDirectory(prefix="cell-", dir=RESULTS) as folder:
@@ -112,7 +112,7 @@ class Bench:
             self.broken[loader] = f"packing failed: {outcome.error}"
 
     def measure(self, cell: Cell) -> Record:
-        """Measure a cell; what goes wrong is in its record."""
+        """Measure a cell; its record contains an error, if there is one."""
         if cell.loader in self.broken:
             return Record(cell=cell, error=self.broken[cell.loader])
         self.bucket.reshape(PROFILES[cell.profile])
@@ -168,7 +168,7 @@ class Bench:
         return self.connections.get(cell.profile, CONNECTIONS)
 
     def _run(self, loader: str, arguments: list[Word], folder: Path, timeout_seconds: float) -> Outcome:
-        """Run a program; its temporary files and its cache are in the folder."""
+        """Run a program with its temporary files and its cache in the folder."""
         for name in ("cache", "tmp"):
             (folder / name).mkdir()
         command = [*self.programs[loader].command, *arguments, "--workload", self.workload, "--url", self.url(loader)]

@@ -1,10 +1,10 @@
-"""What a hit in a cache costs: `python -m benchmarks.cache_tiers [FOLDER]`.
+"""The cost of a cache hit: `python -m benchmarks.cache_tiers [FOLDER]`.
 
-Objects of 8 MiB are fetched into the slots of a ring by the fetcher that loaders have, checksum included: from memory,
-from files in the page cache of FOLDER's disk (a temporary folder by default), and from a bucket in memory that answers
-at once, which is the fetcher by itself. Beside them, one copy into memory that is in use already. Then what taking an
-object in costs the event loop, into memory and into the line for the disk; and for how long the event loop stood still
-at most while four were fetched at a time. Medians of the rounds; GB are 10^9.
+The loaders' fetcher reads objects of 8 MiB into the slots of a ring, and verifies their checksums: from memory, from
+files in the page cache of FOLDER's disk (a temporary folder by default), and from a bucket in memory that answers at
+once, which is the cost of the fetcher alone. For comparison: one copy into memory that is already mapped. Then the time
+that the event loop spends to admit an object into memory and into the queue of the disk, and its longest stall while
+four objects are fetched at a time. Medians of the rounds; GB are 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def data_set(objects: int = OBJECTS, size_bytes: int = OBJECT_BYTES) -> tuple[Ma
 
 
 def forecast(manifest: Manifest) -> AccessForecast:
-    """Return what a loader reads that takes the default order."""
+    """Return the access forecast of a loader with the default order."""
     partition = RankSharding(samples=manifest.samples, batch_size=256)
     return AccessForecast(manifest.rows.samples, PositionRange(order=OrderConfig(), sharding=partition))
 
 
 def copy_seconds(bodies: list[bytes]) -> float:
-    """Return what one copy of an object takes."""
+    """Return the time of one copy of an object, in seconds."""
     slots = memoryview(bytearray(AT_ONCE * OBJECT_BYTES))
     seconds = []
     for number, body in enumerate(bodies * 2):
@@ -71,7 +71,7 @@ def copy_seconds(bodies: list[bytes]) -> float:
 
 
 async def longest_stall(work: Coroutine[Any, Any, None]) -> tuple[float, float]:
-    """Return how long some work took, and for how long nothing else could run meanwhile, at most."""
+    """Return the duration of some work and the longest stall of the event loop meanwhile, both in seconds."""
     longest, last = 0.0, time.perf_counter()
 
     async def watch() -> None:
@@ -90,7 +90,7 @@ async def longest_stall(work: Coroutine[Any, Any, None]) -> tuple[float, float]:
 
 
 class Bench:
-    """One ring, and a fetcher that is given tiers."""
+    """One ring, and a fetcher with tiers."""
 
     def __init__(self, manifest: Manifest, store: Store, tiers: Sequence[ManagedTier]) -> None:
         self.manifest, self.tiers = manifest, tiers
@@ -110,7 +110,7 @@ class Bench:
         await asyncio.gather(*(fetch_some() for _ in range(at_once)))
 
     async def seconds(self, at_once: int) -> float:
-        """Return the seconds of an object, with ``at_once`` fetches at a time."""
+        """Return the time per object, in seconds, with ``at_once`` concurrent fetches."""
         found = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
@@ -120,13 +120,13 @@ class Bench:
 
 
 async def offering_seconds(tier: ManagedTier, manifest: Manifest, bodies: Sequence[bytes]) -> float:
-    """Return for how long the event loop is busy with an object that is offered, some time after the one before."""
+    """Return the time that the event loop spends on an offered object, in seconds, with pauses between the offers."""
     found = []
     for row, body in enumerate(bodies):
         started = time.perf_counter()
         tier.offer(manifest.ref(row), memoryview(body))
         found.append(time.perf_counter() - started)
-        await asyncio.sleep(0.02)  # as long as it takes to fetch one at 400 MB/s
+        await asyncio.sleep(0.02)  # the time to fetch one at 400 MB/s
     return median(found)
 
 
@@ -152,7 +152,7 @@ async def measure(folder: Path) -> None:
     benches: dict[str, list[ManagedTier]] = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
     for name, tiers in benches.items():
         bench = Bench(manifest, store, tiers)
-        await bench.fetch_all(AT_ONCE)  # so that the ring's pages are there
+        await bench.fetch_all(AT_ONCE)  # so that the ring's pages are mapped
         print_time(f"fetching, {name}: one at a time", await bench.seconds(1))
         print_time(f"fetching, {name}: {AT_ONCE} at a time", await bench.seconds(AT_ONCE))
         stalls = [(await longest_stall(bench.fetch_all(AT_ONCE)))[1] for _ in range(ROUNDS)]

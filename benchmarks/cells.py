@@ -1,4 +1,4 @@
-"""What `benchmarks.compare` measures: one cell for every workload, network, loader and kind of run, in rounds."""
+"""The cells of `benchmarks.compare`: one for every workload, network, loader and kind of run, in rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TITLES = {
 PROFILES = ("none", "cloud", "cloud-tail")
 STEP_SECONDS = 0.05
 
-# Epochs of a steady run: at least ten behind the first and before the last ones, which come out of memory.
+# Epochs of a steady run: at least ten after the first and before the last ones, which are read from memory.
 OURS_EPOCHS = {("images", "raw"): 31, ("jpegs", "raw"): 13, ("jpegs", "decoded"): 3, ("tokens", "raw"): 15}
 FULL_EPOCHS = {("images", "raw"): 15, ("jpegs", "raw"): 3, ("jpegs", "decoded"): 3, ("tokens", "raw"): 8}
 PEER_EPOCHS = 3
@@ -37,9 +37,9 @@ LIMIT_EPOCHS = {"images": 13, "jpegs": 3, "tokens": 8}
 # On 2 cores, each peer's fastest; see peers/README.md.
 WORKERS = {"perobject": 16}
 OTHER_WORKERS = 2
-# One GET per sample is so slow that its rate is taken from a part of the data.
+# One GET per sample is slow, so its rate is measured on a part of the data.
 MOST_SAMPLES = {"perobject": 4000}
-ONCE = "perobject"  # its cells take minutes and its ratios are far from any target: one round will do
+ONCE = "perobject"  # its cells take minutes and its ratios are far from any target, so it has one round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,14 @@ class Cell:
     """One measurement: one program, once.
 
     Attributes:
-        workload: see ``workloads``.
+        workload: name of a workload of ``benchmarks.workloads``.
         mode: ``raw`` or ``decoded``.
-        profile: of the local bucket.
-        loader: or the limit.
-        kind: ``cold``, one epoch; ``steady``, more of them; ``stall``, one epoch with a simulated step after every
+        profile: profile of the local bucket.
+        loader: name of the loader or the limit.
+        kind: ``cold``, one epoch; ``steady``, several; ``stall``, one epoch with a simulated step after every
             batch; ``limit``.
-        samples: of the workload, for this loader.
-        round: from 0.
+        samples: number of samples of the workload, for this loader.
+        round: number of the round, from 0.
     """
 
     workload: str
@@ -91,14 +91,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which cells are wanted.
+    """The selected cells.
 
     Attributes:
-        workloads: names.
-        profiles: names.
+        workloads: names of workloads.
+        profiles: names of profiles.
         loaders: names of loaders and limits.
-        rounds: how often each is measured, in turn with the others.
-        scale: of the workloads.
+        rounds: number of measurements of each, in turn with the others.
+        scale: scale of the workloads.
     """
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
@@ -112,7 +112,7 @@ class Selection:
         return min(samples, MOST_SAMPLES.get(loader, samples))
 
     def cells(self) -> Iterator[Cell]:
-        """Yield all cells in the order in which they are measured: all loaders and limits of a round side by side."""
+        """Yield all cells in the order of measurement: all loaders and limits of a round one after the other."""
         for workload in self.workloads:
             for profile in self.profiles:
                 for number in range(self.rounds):
@@ -132,10 +132,10 @@ class Selection:
 def _runs(workload: str, profile: str, number: int) -> Iterator[tuple[str, str, str]]:
     """Yield mode, loader and kind of the cells of one round."""
     if profile == "cloud-tail" and workload != "jpegs":
-        return  # the one with the most requests, whose rate is the network's
+        return  # the loader with the most requests, whose rate is the network's
     for mode in WORKLOADS[workload].modes:
         if mode == "decoded" and profile != "none":
-            continue  # the processor bounds it, whatever the network
+            continue  # the processor bounds it on every network
         for loader in LOADERS:
             if loader == ONCE and number:
                 continue

@@ -1,4 +1,4 @@
-"""A program as a child process, measured from outside: its result, its processor time, its memory."""
+"""A program as a child process, with its result, processor time and memory measured from outside."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 import psutil
 
 POLL_SECONDS = 0.05
-SAMPLING_SHARE = 0.05  # of one core: looking at the memory of many processes takes time that they would have used
+SAMPLING_SHARE = 0.05  # of one core: sampling the memory of many processes takes processor time from them
 _KILLED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a program did.
+    """Result and resource usage of a program.
 
     Attributes:
-        result: the JSON objects that it printed, one a line, merged; empty if it failed.
-        error: why there is no result, None if there is one.
-        timed_out: whether it was killed because it took too long.
-        wall_seconds: from start to end.
-        cpu_seconds: of its whole process tree, user and system.
-        peak_bytes: the tree's proportional set size (pages that processes share count once), the most that was seen.
+        result: the JSON objects that it printed, one per line, merged; empty if it failed.
+        error: reason of a missing result; None if there is one.
+        timed_out: whether it was killed at its time limit.
+        wall_seconds: time from start to end.
+        cpu_seconds: processor time of its whole process tree, user and system.
+        peak_bytes: largest sampled proportional set size of the tree (shared pages count once).
     """
 
     result: dict[str, Any]
@@ -43,13 +43,13 @@ class Outcome:
 def run_child(
     command: Sequence[str | Path], *, environment: Mapping[str, str], timeout_seconds: float, log: Path
 ) -> Outcome:
-    """Run a program to its end, or to its timeout, and leave none of its processes behind.
+    """Run a program to its end, or to its timeout, and end all of its processes.
 
     Args:
-        command: the program and its arguments.
-        environment: variables in addition to this process's.
-        timeout_seconds: after this it is killed.
-        log: what it prints to standard error goes to this file, and its results beside it.
+        command: program and its arguments.
+        environment: variables in addition to those of this process.
+        timeout_seconds: time after which it is killed.
+        log: file for its standard error; its results are written beside it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = log.with_suffix(".out")
@@ -69,7 +69,7 @@ def run_child(
     finally:
         orphans_cpu_seconds = tree.kill()
         if process.returncode is None:
-            process.returncode = 0  # it has been waited for, where Popen does not know
+            process.returncode = 0  # it was waited for without Popen's knowledge
     wall_seconds = time.perf_counter() - started
     result, error = _result(printed, log, status, timeout_seconds)
     return Outcome(
@@ -83,7 +83,7 @@ def run_child(
 
 
 def _watch(pid: int, tree: _Tree, deadline: float) -> tuple[int | None, float]:
-    """Wait for the program and return its exit code, None if it was killed as too slow, with its processor time."""
+    """Wait for the program; return its exit code, None if it was killed at its time limit, and its processor time."""
     next_sample = 0.0
     try:
         while time.perf_counter() < deadline:
@@ -96,7 +96,7 @@ def _watch(pid: int, tree: _Tree, deadline: float) -> tuple[int | None, float]:
                 ended_at = time.perf_counter()
                 next_sample = ended_at + (ended_at - begun) / SAMPLING_SHARE
             time.sleep(POLL_SECONDS)
-    except BaseException:  # an interrupt: the program goes with its measurer
+    except BaseException:  # an interrupt: the program ends with this process
         os.killpg(pid, signal.SIGKILL)
         os.wait4(pid, 0)
         raise
@@ -109,8 +109,8 @@ def _watch(pid: int, tree: _Tree, deadline: float) -> tuple[int | None, float]:
 class _Tree:
     """A process and its descendants.
 
-    The kernel charges a process for those children that it has waited for. ``kill`` ends those that outlived it and
-    returns their processor time, which otherwise nobody would count.
+    The kernel adds the processor time of children to their parent when it waits for them. ``kill`` ends the others and
+    returns their processor time.
     """
 
     pid: int
@@ -130,7 +130,7 @@ class _Tree:
                 memory = process.memory_full_info()
             except psutil.Error:
                 continue
-            total += getattr(memory, "pss", memory.uss)  # only Linux knows the proportional size
+            total += getattr(memory, "pss", memory.uss)  # only Linux reports the proportional size
         self.peak_bytes = max(self.peak_bytes, total)
 
     def kill(self) -> float:
@@ -138,7 +138,7 @@ class _Tree:
         left = [process for process in self._seen.values() if process.pid != self.pid and process.is_running()]
         for process in left:
             try:
-                cpu_seconds += sum(process.cpu_times()[:4])  # its own and its waited-for children's
+                cpu_seconds += sum(process.cpu_times()[:4])  # its own time, and that of children it waited for
                 process.kill()
             except psutil.Error:
                 continue

@@ -1,8 +1,8 @@
-"""stoker beside its peers and the limits: `python -m benchmarks.compare [--quick] [--workload NAME] ...`.
+"""Comparison of stoker with its peers and with limits: `python -m benchmarks.compare [--quick] [--workload NAME] ...`.
 
-Every cell is a child process of its own against a local bucket in another process, measured from outside. Rounds put
-all loaders and limits of a workload and network side by side, so that ratios hold where the machine drifts. Results are
-written after each cell, to ``benchmarks/results/NAME.jsonl``; a run that was interrupted goes on where it was.
+Every cell is a child process that reads from a local bucket in another process, measured from outside. A round measures
+all loaders and limits of a workload and network one after the other, so that ratios hold although the machine's speed
+drifts. Results are written after each cell, to ``benchmarks/results/NAME.jsonl``; an interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from stoker_local import BucketConfig, BucketSpec, bucket_process
 
 CELL_TIMEOUT_SECONDS = 90.0
 QUICK = {"rounds": 1, "scale": 0.2}
-# What a cell takes on 2 cores at scale 1, for the first estimate; by loader, else by kind.
+# Seconds of a cell on 2 cores at scale 1, for the first estimate; by loader, otherwise by kind.
 USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
 
 
 Programs = tuple[dict[str, Program], dict[str, str]]
-"""The programs by loader, and why some are missing."""
+"""Loader → program, and missing loader → reason."""
 
 
 class Estimate:
-    """How long the cells that are left will take: what such cells have taken, or usually take."""
+    """Estimates the duration of the remaining cells from earlier cells of the same kind, or from typical times."""
 
     def __init__(self, scale: float) -> None:
-        self._share = 0.5 + 0.5 * scale  # a half is starting programs, whatever the size
+        self._share = 0.5 + 0.5 * scale  # starting programs takes half of it, at any scale
         self._seen: dict[tuple[str, ...], list[float]] = defaultdict(list)
 
     def add(self, cell: Cell, seconds: float) -> None:
@@ -63,7 +63,7 @@ def _alike(cell: Cell) -> tuple[str, ...]:
 
 
 def summary(record: Record) -> str:
-    """Return a cell's main figure, for people."""
+    """Return a cell's main figure as text."""
     if record.error:
         return record.error
     if record.cell.kind == "stall":
@@ -75,13 +75,13 @@ class Comparison:
     """A run over all cells of a selection.
 
     Args:
-        selection: which cells.
-        timeout_seconds: for each.
-        path: of the results.
-        afresh: throw away what an interrupted run has left.
+        selection: selected cells.
+        timeout_seconds: time limit of a cell.
+        path: file of the results.
+        afresh: whether to discard the results of an interrupted run.
 
     Attributes:
-        left: cells that are still to be measured.
+        left: cells that are not measured yet.
     """
 
     def __init__(self, selection: Selection, timeout_seconds: float, path: Path, *, afresh: bool) -> None:
@@ -98,7 +98,7 @@ class Comparison:
         self.left = [cell for cell in selection.cells() if cell not in done]
 
     def run(self) -> None:
-        """Measure what is left to be measured."""
+        """Measure the remaining cells."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         total = len(list(self._selection.cells()))
         minutes = self._estimate.seconds(self.left) / 60
@@ -113,7 +113,7 @@ class Comparison:
         print(f"\nresults: {self._path}")
 
     def begin_file(self) -> None:
-        """Begin the file with what an interrupted run has measured, without the line that was cut short."""
+        """Begin the file with the results of an interrupted run, without an incomplete last line."""
         whole = self._path.with_suffix(".whole")
         with whole.open("w") as file:
             _write(file, self._settings)
@@ -147,13 +147,13 @@ class Comparison:
                 print(f"{cell}: {summary(record)} ({minutes:.0f} min left)", flush=True)
 
     def _connections(self, workload: str) -> dict[str, int]:
-        """Return how many connections our loader had in what an interrupted run has measured, by profile."""
+        """Return profile → number of connections of our loader, from the results of an interrupted run."""
         found = self._done.measured(workload=workload, loader="ours")
         return {record.cell.profile: record.counts["peak_connections"] for record in found}
 
 
 def _programs(cells: Sequence[Cell]) -> Programs:
-    """Return the programs that the cells need, and why some cannot be had: no network, no compiler."""
+    """Return the programs of the cells, and why some are not available, such as no network or no compiler."""
     programs, broken = {}, {}
     for loader in dict.fromkeys([*_packers(cells), *(cell.loader for cell in cells)]):
         print(f"{loader}: finding its program", flush=True)
@@ -166,7 +166,7 @@ def _programs(cells: Sequence[Cell]) -> Programs:
 
 
 def _packers(cells: Sequence[Cell]) -> list[str]:
-    """Return the loaders that must pack for the cells; ours packs for the limits too."""
+    """Return the loaders that must pack for the cells; ours also packs for the limits."""
     named = ("ours" if cell.loader in (*OURS, *LIMITS) else cell.loader for cell in cells)
     return list(dict.fromkeys(named))
 
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = "selection" if chosen else "quick" if options.quick else "full"
     selection = replace(Selection(), **{**(QUICK if options.quick else {}), **chosen})
     path = options.output or RESULTS / f"{name}.jsonl"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an interrupt: nothing stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an interrupt: no process is left
     Comparison(selection, options.timeout, path, afresh=options.afresh).run()
 
 

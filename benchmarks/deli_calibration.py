@@ -1,13 +1,14 @@
-"""What DELI's paper leaves open, fitted to what its authors measured: `python -m benchmarks.deli_calibration [all]`.
+"""Constants that DELI's paper does not give, fitted to its measurements: `python -m benchmarks.deli_calibration [all]`.
 
-The paper does not say what a page of a listing, a sample of a fetch, a look-up and an insertion took, nor how much two
-fetches at a time slow each other. It does say what reading took without a cache, but a read that is a miss beside
-fetches was quicker, so that is fitted, too; the last model shows what comes of not doing so.
+The paper does not report the durations of a listing's page, of a fetched sample, of a look-up and of an insertion, nor
+how much two concurrent fetches slow each other. It does report the duration of a read without a cache, but misses
+beside fetches were faster, so that duration is fitted, too; the last model shows the result without that.
 
-Several models are fitted, from most to fewest free constants, each to all published points at once: the sum of fourth
-powers of the errors, since the largest ones count, 0.03 in miss rate weighing as much as 15% in wait. Each is also
-fitted to every other setting, and judged on those it has not seen (two folds). The simulator has constants of
-:data:`CHOSEN` from another search, rounded; their errors are printed beside those that are fitted here.
+Several models are fitted, from most to fewest free constants, each to all published points at once. They minimise the
+sum of the fourth powers of the errors, because the largest ones matter; an error of 0.03 in the miss rate weighs as
+much as 15% in the wait. Each is also fitted to every other setting, and evaluated on the rest (two folds). The
+simulator has rounded constants of :data:`CHOSEN` from another search; their errors are printed beside those of the
+fits.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ Costs = Mapping[str, SampleCosts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Which constants the two workloads have in common.
+    """A model: the constants that the two workloads share.
 
     Attributes:
-        name: says so.
-        common: the same for both.
-        by_size: in proportion to a sample's bytes.
-        is_get_known: whether a read takes what it took without a cache. All others are each workload's own.
+        name: name of the model in tables.
+        common: constants that are equal for both.
+        by_size: constants in proportion to a sample's size.
+        is_get_known: whether a read takes as long as without a cache. Each workload has its own values of all others.
     """
 
     name: str
@@ -66,17 +67,17 @@ class Model:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Constants of which each workload has one."""
+        """Constants with a value per workload."""
         known = ("get_seconds",) if self.is_get_known else ()
         return tuple(name for name in STARTS if name not in (*self.common, *self.by_size, *known))
 
     @property
     def free(self) -> int:
-        """How many constants are fitted."""
+        """Number of fitted constants."""
         return len(self.common) + len(self.by_size) + len(self.own) * len(WORKLOADS)
 
     def costs(self, factors: NDArray[np.float64]) -> Costs:
-        """Return what samples take if the constants are ``factors`` times their starting values."""
+        """Return the costs of samples if the constants are ``factors`` times their initial values."""
         left = iter(np.abs(factors).tolist())
         shared = {name: next(left) * STARTS[name] for name in (*self.common, *self.by_size)}
         found = {}
@@ -98,24 +99,24 @@ MODELS = (
     Model(name="or reads as without a cache", common=_ONE_BUCKET, by_size=_BY_THE_BYTE, is_get_known=True),
 )
 CHOSEN = MODELS[2]
-"""The simulator's. Two with fewer constants stay within the bounds, too."""
+"""The simulator's model. Two with fewer constants stay within the bounds, too."""
 
 
 def direct_seconds(workload: str) -> float:
-    """Return what a direct read took: the wait without a cache over the reads."""
+    """Return the duration of a direct read, in seconds: the wait without a cache over the number of reads."""
     direct = DeliSetting(cache_samples=0)
     waits = [each.wait_seconds for each in load_measurements() if (each.workload, each.setting) == (workload, direct)]
     return fmean(waits) / WORKLOADS[workload].node_samples
 
 
 def by_setting() -> list[list[Measurement]]:
-    """Return the published points that can be simulated, those of one setting together."""
+    """Return the published points that can be simulated, grouped by setting."""
     known = [each for each in load_measurements() if each.setting is not None]
     return [list(points) for _, points in groupby(known, key=lambda each: (each.workload, each.setting))]
 
 
 def errors(costs: Costs, settings: Sequence[Sequence[Measurement]]) -> NDArray[np.float64]:
-    """Return the error of each point, ``[points, 2]``: of the miss rate, and of the wait as a part of it."""
+    """Return the error of each point, ``[points, 2]``: of the miss rate, and the relative error of the wait."""
     found = []
     for points in settings:
         workload, setting = points[0].workload, points[0].setting
@@ -131,7 +132,7 @@ def _error(known: Measurement, ours: SampleEpoch) -> tuple[float, float]:
 
 
 def fitted(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
-    """Return the costs with which a model comes nearest to the points."""
+    """Return the costs with which a model fits the points best."""
 
     def distance(factors: NDArray[np.float64]) -> float:
         scaled = errors(model.costs(factors), settings) / (MOST_MISS_ERROR, MOST_WAIT_ERROR)
@@ -157,7 +158,7 @@ def _worst(found: NDArray[np.float64]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the constants of the chosen model, and with ``all`` how all of them do."""
+    """Print the constants of the chosen model, and with ``all`` the errors of all models."""
     settings = by_setting()
     costs = fitted(CHOSEN, settings)
     for name, each in costs.items():

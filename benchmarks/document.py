@@ -1,4 +1,4 @@
-"""Figures in documents: tables, and the places between markers where they stand."""
+"""Figures in documents: tables, and the markers around them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["markers", "replace_between", "table"]
 
 
 def markers(name: str) -> tuple[str, str]:
-    """Return what stands before and behind the figures of that name."""
+    """Return the markers before and after the figures of that name."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
 def replace_between(document: Path, name: str, text: str) -> None:
-    """Put a text between the markers of a name.
+    """Replace the text between the markers of a name.
 
     Raises:
         ValueError: the document does not have them.
@@ -28,6 +28,6 @@ def replace_between(document: Path, name: str, text: str) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table whose first column is text and whose others are figures."""
+    """Return a Markdown table whose first column is text and whose others are figures."""
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

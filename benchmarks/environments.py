@@ -1,4 +1,4 @@
-"""Environments of the benchmark's peers: `python -m benchmarks.environments [PEER ...]` makes what is missing.
+"""Environments of the benchmark's peers: `python -m benchmarks.environments [PEER ...]` creates the missing ones.
 
 Every peer has a virtual environment of its own under `benchmarks/results/envs`, so that none dictates versions to
 another or to stoker. It holds the torch of this environment and exactly the packages of the peer's
@@ -23,12 +23,12 @@ PEERS = tuple(sorted(path.parent.name for path in (_FOLDER / "peers").glob("*/re
 
 
 def program(peer: str) -> Path:
-    """Return the program of a peer, to be run by its own interpreter."""
+    """Return the program of a peer, which its own interpreter runs."""
     return _FOLDER / "peers" / peer / "run.py"
 
 
 def python_of(peer: str) -> Path:
-    """Return the interpreter of a peer's environment, made first if it is missing or out of date.
+    """Return the interpreter of a peer's environment, which is created first if it is missing or out of date.
 
     Raises:
         KeyError: there is no such peer.
@@ -51,7 +51,7 @@ def python_of(peer: str) -> Path:
 
 
 def _install(python: Path, *arguments: str) -> None:
-    """Install with this environment's pip; what it says goes to standard error, whose reader may want only results."""
+    """Install with this environment's pip; its output goes to standard error, since standard output has the results."""
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *arguments], check=True, stdout=sys.stderr)
 

@@ -1,9 +1,9 @@
-"""What cutting objects into shards costs, beside a copy of the same bytes: `python -m benchmarks.erasure`.
+"""The cost of erasure coding, compared with a copy of the same bytes: `python -m benchmarks.erasure`.
 
 Objects of 1, 8 and 32 MiB of random bytes. Encoding writes all parity shards; restoring writes one lost data shard, as
-most reads do that take the first shards to come, or as many as there is parity. 10+3 is zfec's, the others are NumPy's.
-Beside them, in turn in each round: memcpy of the object, and its CRC-32C. One thread, warm memory; medians of the
-rounds, in GB of the object a second, and as how often a copy of the object would have fitted into the time.
+in most reads, which use the first shards to arrive, or as many as there are parity shards. 10+3 uses zfec, the others
+NumPy. For comparison, in turn in each round: memcpy of the object, and its CRC-32C. One thread, warm memory; medians of
+the rounds, in GB of the object per second, and as a multiple of the time of a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS = 41
 
 
 def works(size_bytes: int) -> dict[str, Callable[[], object]]:
-    """Return what is timed, by name; each leaves the object as it was."""
+    """Return the functions to time, by name; none of them changes the object."""
     data = memoryview(bytearray(np.random.default_rng(0).bytes(size_bytes)))
     copy = memoryview(bytearray(size_bytes))
     source, target = np.frombuffer(data, np.uint8), np.frombuffer(copy, np.uint8)
@@ -43,7 +43,7 @@ def works(size_bytes: int) -> dict[str, Callable[[], object]]:
 
 
 def measure(size_bytes: int) -> dict[str, float]:
-    """Return seconds of each work, the median of rounds in which each has its turn."""
+    """Return the seconds of each function, the median of rounds in which they take turns."""
     timed = works(size_bytes)
     seconds: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(ROUNDS):

@@ -1,12 +1,12 @@
-"""Whether a long training keeps its memory: `python -m benchmarks.flat_memory`.
+"""Memory growth of a long training: `python -m benchmarks.flat_memory`.
 
-36,000 batches, half an hour of steps of 50 ms, as fast as they come from a local bucket, with all that a training does
-to a loader: fixed and ragged columns, a pool that decodes, states saved, epochs left early, loaders closed and used
-again, others made from a state and dropped. Sampled where all loaders are closed: memory that only this process has,
-Python objects, open files, threads. Growth is the median slope between any two samples (Theil and Sen), so that a jump
-of the allocator does not count and a leak does; the first quarter is warm-up. Exits with 1 if anything grows: memory by
-half a batch an epoch, objects by one in two epochs, or by more than samples differ without a leak where there are few
-epochs. `--leak` keeps a batch an epoch, to see that it is found.
+36,000 batches, half an hour of steps of 50 ms, are read from a local bucket without pauses, with all that a training
+does with a loader: fixed and ragged columns, decoding in a pool, saved states, epochs left early, loaders closed and
+reused, and others created from a state and dropped. Sampled while all loaders are closed: private memory, Python
+objects, open files, threads. Growth is the median slope between any two samples (Theil and Sen), so that a jump of the
+allocator does not count and a leak does; the first quarter is warm-up. Exits with 1 if anything grows: memory by half a
+batch per epoch, objects by one in two epochs, or, with few epochs, by more than samples differ without a leak. `--leak`
+keeps a batch per epoch, to test the detection.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ BATCHES_AN_EPOCH = SAMPLES // BATCH
 BATCH_BYTES = BATCH * 32 * 32 * 3
 TIMES = 16  # that it is sampled
 LIMITS = {"memory_bytes": BATCH_BYTES // 2, "objects": 0.5}
-"""By how much these may grow an epoch."""
+"""Maximum growth per epoch."""
 OBJECTS_APART = 80
-"""By how many objects two samples differ at most without a leak; 45 were seen in 500 epochs that were flat."""
+"""Maximum difference in objects between two samples without a leak; 45 were seen in 500 epochs without growth."""
 URL = "s3://stoker/train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the process uses at a moment when its loaders are closed.
+    """Resource usage of the process while its loaders are closed.
 
     Attributes:
-        epochs: begun so far.
-        memory_bytes: that no other process shares.
-        objects: that the garbage collector watches; each sample is one more.
-        files: descriptors.
-        threads: of the process.
+        epochs: number of epochs begun so far.
+        memory_bytes: private memory.
+        objects: objects that the garbage collector tracks; each sample adds one.
+        files: number of file descriptors.
+        threads: number of threads.
     """
 
     epochs: int
@@ -106,14 +106,14 @@ def trained(times: int, epochs_each: int, kept: list[object] | None) -> Iterator
 
 
 def drop_another(state: str) -> None:
-    """Make another loader that goes on from a state, and leave it in the middle of an epoch."""
+    """Create another loader that resumes from a state, and leave it in the middle of an epoch."""
     with create_loader() as other:
         other.load_state_dict(json.loads(state))
         next(iter(other))
 
 
 def growth(usages: list[Usage], name: str) -> float:
-    """Return by how much a figure grows an epoch: the median slope between any two samples."""
+    """Return the growth of a figure per epoch: the median slope between any two samples."""
     epochs = np.array([usage.epochs for usage in usages], np.float64)
     figures = np.array([getattr(usage, name) for usage in usages], np.float64)
     earlier, later = np.triu_indices(len(usages), 1)
@@ -130,7 +130,7 @@ def table(usages: list[Usage]) -> str:
 
 
 def grown(usages: list[Usage]) -> list[str]:
-    """Return what grows, in words."""
+    """Return a description of what grows."""
     epochs = usages[-1].epochs - usages[0].epochs
     limits = {**LIMITS, "objects": max(LIMITS["objects"], OBJECTS_APART / epochs)}
     found = [

@@ -1,8 +1,8 @@
-"""What no loader can beat: `python -m benchmarks.limits sockets|aiohttp|gather|decode ...`, a result as peers print it.
+"""Upper limits of loaders: `python -m benchmarks.limits sockets|aiohttp|gather|decode ...` prints a result as peers do.
 
-``sockets`` and ``aiohttp`` pull the objects of a packed data set and throw them away: no checksum, no shuffle, no
+``sockets`` and ``aiohttp`` download the objects of a packed data set and discard them: no checksum, no shuffle, no
 batch. ``gather`` copies shuffled batches out of memory with one thread, ``decode`` decodes JPEGs from memory with a
-process for each core.
+process per core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEAD_END = b"\r\n\r\n"
 
 @dataclass(slots=True)
 class _Transfer:
-    """One connection: the head of the answer as far as it came, and how much of the body is to come."""
+    """One connection: the received part of the response's head, and the remaining size of the body."""
 
     connection: socket.socket
     head: bytearray = field(default_factory=bytearray)
@@ -52,7 +52,7 @@ class _Transfer:
         self.connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
 
     def receive(self, buffer: memoryview) -> bool:
-        """Take what has arrived and return whether the answer is complete."""
+        """Receive the available bytes and return whether the response is complete."""
         got = self.connection.recv_into(buffer)
         if not got:
             raise ConnectionError("the bucket hung up")
@@ -75,7 +75,7 @@ def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None
     address = urlsplit(endpoint)
     buffer, pending = memoryview(bytearray(_BUFFER_BYTES)), iter(paths)
     with selectors.DefaultSelector() as selector, ExitStack() as opened:
-        for _, path in zip(range(connections), pending, strict=False):  # in this order: nothing pending is dropped
+        for _, path in zip(range(connections), pending, strict=False):  # this order of zip's arguments loses no path
             connection = socket.create_connection((address.hostname or "", address.port or 80))
             transfer = _Transfer(opened.enter_context(connection))
             selector.register(transfer.connection, selectors.EVENT_READ, transfer)
@@ -124,7 +124,7 @@ def gather(samples: NDArray[np.generic], batch: int, epochs: int) -> None:
 
 
 def gather_jpegs(jpegs: Jpegs, batch: int, epochs: int) -> None:
-    """Copy shuffled batches of JPEGs out of memory, each batch's end to end."""
+    """Copy shuffled batches of JPEGs out of memory, those of a batch contiguously."""
     for chosen in _batches(len(jpegs), batch, epochs):
         np.concatenate([jpegs.view(index) for index in chosen])
 
@@ -138,7 +138,7 @@ def _decode_part(folder: Path, part: int, parts: int) -> float:
 
 
 def decode_seconds(folder: Path) -> float:
-    """Return how long a process for each core takes to decode all JPEGs, each reading the files before."""
+    """Return the time in which one process per core decodes all JPEGs, after each has read the files."""
     cores = os.cpu_count() or 1
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         return max(pool.map(partial(_decode_part, folder, parts=cores), range(cores)))
@@ -153,7 +153,7 @@ async def _manifest(url: str) -> Manifest:
 
 
 def _pull(how: str, url: str, connections: int, epochs: int) -> tuple[int, float]:
-    """Return how many samples' objects were pulled in how many seconds."""
+    """Return the number of samples in the downloaded objects, and the seconds that it took."""
     manifest = asyncio.run(_manifest(url))
     place = urlsplit(url)
     paths = [f"/{place.netloc}{place.path}/{manifest.key(row)}" for row in range(len(manifest))] * epochs

@@ -1,9 +1,9 @@
-"""A true global shuffle beyond memory, both ways: `python -m benchmarks.materialized [KIND ...]`.
+"""A global shuffle of data larger than memory, in both ways: `python -m benchmarks.materialized [KIND ...]`.
 
-Data sets that are about four times as large as the loader's memory lie in a local bucket with 20 ms to the first byte,
-90 MB/s a connection and 600 MB/s in all. Measured are an epoch of `full`; making it, in every way, in one process with
-as much memory as the loader has; and reading what was made. GETs and PUTs are counted by the bucket. `small` has 50,000
-samples of 3 KB, `large` 3,000 of 100 KB. The trainer does nothing but take batches: its time is that of fetching.
+Data sets about four times as large as the loader's memory are in a local bucket with 20 ms to the first byte, 90 MB/s
+per connection and 600 MB/s in total. Measured: an epoch of `full`; its materialization, in every way, in one process
+with as much memory as the loader; and reading the result. The bucket counts GETs and PUTs. `small` has 50,000 samples
+of 3 KB, `large` 3,000 of 100 KB. The trainer only takes batches, so its time is that of fetching.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stoker_torch import Loader
 BATCH = 256
 SEED = 7
 WAYS = ("streamed", "ranged", "scattered")
-PROGRAM_BYTES = 160 << 20  # that the command takes off
+PROGRAM_BYTES = 160 << 20  # which the command subtracts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A data set, and the memory that there is for it."""
+    """A data set, and the memory for its shuffle."""
 
     samples: int
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What one measurement took."""
+    """Figures of one measurement."""
 
     seconds: float
     gets: int
@@ -59,7 +59,7 @@ class Figure:
 
 
 class Stopwatch:
-    """Measures what is done inside it, and asks the bucket for what it was asked."""
+    """Measures its block: time, and the bucket's requests."""
 
     def __init__(self, bucket: BucketProcess) -> None:
         self._bucket = bucket

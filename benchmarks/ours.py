@@ -1,4 +1,4 @@
-"""stoker's loader as a program like the peers': `python -m benchmarks.ours pack|run ...` (see peers/common.py)."""
+"""stoker's loader as a program like those of the peers: `python -m benchmarks.ours pack|run ...` (peers/common.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy.random  # noqa: F401  (numpy imports it at its first use)
 
 import stoker
-import stoker._stores.s3  # what opening an s3:// URL imports
+import stoker._stores.s3  # which opening an s3:// URL imports
 from benchmarks.peers.common import SHAPES, SIDE, Packing, Running, main
 from stoker._order.order import Shuffle
 from stoker.images import ImageDecoder
@@ -23,7 +23,7 @@ def pack(packing: Packing) -> None:
 
 
 def report(loader: Loader) -> dict[str, Any]:
-    """Return what only the loader knows of a run."""
+    """Return the loader's own figures of a run."""
     stats = loader.stats()
     return {
         "super_samples": len(loader.manifest),
@@ -36,7 +36,7 @@ def report(loader: Loader) -> dict[str, Any]:
 
 
 def program(shuffle: Shuffle) -> None:
-    """Pack or run as the command line says; what is not said there is the loader's default."""
+    """Pack or run with the settings of the command line; the others are the loader's defaults."""
     loaders = []
 
     def loader(running: Running) -> Loader:

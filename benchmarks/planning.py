@@ -1,8 +1,8 @@
-"""What a plan costs on a huge data set: `python -m benchmarks.planning`.
+"""The cost of a plan for a large data set: `python -m benchmarks.planning`.
 
 A manifest of 1,000,000 super-samples and 1,000,000,000 samples, 8 ranks, `window` shuffle: reading the manifest from
 its bytes, the plan of a run's first batch with its rows, and the same from a position in the middle of a later epoch.
-Peak memory is this process's, with the interpreter and numpy in it.
+Peak memory is that of this process, with the interpreter and numpy.
 """
 
 from __future__ import annotations

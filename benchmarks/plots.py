@@ -1,4 +1,4 @@
-"""Plots of what `benchmarks.compare` measured, as PNG: `python -m benchmarks.plots [RESULTS]`."""
+"""Plots of the results of `benchmarks.compare`, as PNG: `python -m benchmarks.plots [RESULTS]`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.results import Figure, Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-WIDTH_INCHES = 9.0  # at 100 dots an inch: 900 pixels
+WIDTH_INCHES = 9.0  # at 100 dots per inch: 900 pixels
 BAR_INCHES = 0.27
 OURS_COLOUR, FULL_COLOUR, PEER_COLOUR, LIMIT_COLOUR = "#d1495b", "#e39a8b", "#8aa1b1", "#d0d0d0"
 LIMIT_COLOURS = {"sockets": "#1b4965", "aiohttp": "#2a9d8f", "gather": "#6a4c93", "decode": "#bc8034"}
@@ -37,7 +37,7 @@ PLOTS = {
     "stall": "share of the time that a training loop waits",
     "tail": "rate when some requests are late, of that when none is",
 }
-"""What each plot shows, by name of its file."""
+"""Name of a plot's file → its title."""
 STYLE: Any = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
@@ -55,12 +55,12 @@ STYLE: Any = {
 }
 
 Bars = list[tuple[str, float, str]]
-"""Label, value and colour of each bar, the first one on top."""
+"""Label, value and colour of each bar, from the top."""
 
 
 @contextmanager
 def panels(name: str, title: str, bars: list[Bars]) -> Iterator[list[Axes]]:
-    """Make one panel under the other, each as high as its bars need, and save them; one legend explains the lines."""
+    """Save a plot with a panel below the other, each with the height of its bars, and one legend for the lines."""
     heights = [BAR_INCHES * len(each) + 0.75 for each in bars]
     with plt.rc_context(STYLE):
         size = (WIDTH_INCHES, sum(heights) + 0.5)
@@ -79,18 +79,18 @@ def panels(name: str, title: str, bars: list[Bars]) -> Iterator[list[Axes]]:
 
 
 def draw(axes: Axes, bars: Bars, shown: str) -> None:
-    """Draw bars with their values behind them."""
+    """Draw bars with their values at their ends."""
     labels, values, colours = zip(*bars, strict=True)
     drawn = axes.barh(range(len(bars)), values, color=colours, height=0.72)
     axes.set_yticks(range(len(bars)), labels)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    readable = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # where a limit's line runs behind it
+    readable = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # readable on a limit's line
     axes.bar_label(drawn, [shown.format(value) for value in values], padding=5, fontsize=9, bbox=readable)
 
 
 def log_scale(axes: Axes, values: list[float]) -> None:
-    positive = [value for value in values if value > 0]  # a processor time may be too short to be seen
+    positive = [value for value in values if value > 0]  # a processor time may be too short to show
     if not positive:
         return
     axes.set_xscale("log")
@@ -108,7 +108,7 @@ def rate(record: Record) -> float:
 
 
 def bars_of(results: Results, figure: Figure, workload: str, mode: str, profile: str, kind: str) -> Bars:
-    """Return a bar for every loader that was measured so, the longest first."""
+    """Return a bar for every loader with such a measurement, the longest first."""
     bars = []
     for loader in LOADERS:
         value = results.median(figure, workload=workload, mode=mode, profile=profile, kind=kind, loader=loader)
@@ -122,7 +122,7 @@ def longest_first(bars: Bars) -> Bars:
 
 
 def throughput_cases(results: Results, profile: str) -> list[tuple[str, Bars, dict[str, float]]]:
-    """Return title, bars and limits of each panel: cold epochs beside cold ones, later ones beside later ones."""
+    """Return title, bars and limits of each panel: one of cold epochs, one of later ones."""
     cases = []
     for workload in WORKLOADS.values():
         for mode in workload.modes:
@@ -201,7 +201,7 @@ def plot_tail(results: Results) -> None:
 
 
 def plot(results: Results) -> None:
-    """Write all plots for which there are figures."""
+    """Write all plots that have figures."""
     for profile in PROFILE_TITLES:
         plot_throughput(results, profile)
     plot_cpu(results)

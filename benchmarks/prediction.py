@@ -1,8 +1,8 @@
-"""Predictions beside real runs: `python -m benchmarks.prediction [--repeats N]` prints the table of docs/planning.md.
+"""Predictions and real runs: `python -m benchmarks.prediction [--repeats N]` prints the table of docs/planning.md.
 
-For each configuration a bucket of this machine is shaped, probed, and its loader's run predicted; then the loader runs,
-with a step of training that sleeps. Nothing is fitted: a prediction knows the manifest, a few reads, and the settings.
-What stands in the table is measured over predicted, the median of the repeats.
+For each configuration, a local bucket is shaped and probed, and a loader's run is predicted; then the loader runs, with
+a training step that sleeps. Nothing is fitted: a prediction uses the manifest, a few reads, and the settings. The table
+shows the ratio of measured to predicted, the median of the repeats.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from stoker_torch import Loader
 
 EPOCHS = 3
 REST_SECONDS = 2.0
-"""Before each prediction, so that a bucket that limits requests answers as many at once as behind any pause."""
+"""Pause before each prediction, after which a bucket with a request limit allows its full burst again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What is run.
+    """Settings of a run.
 
     Attributes:
-        name: in the table.
-        shape: of the bucket.
-        super_sample_bytes: of the data set.
-        samples: of it, of 3 KiB each.
-        samples_per_second: that training takes.
-        batch_size: of the loader.
-        window: of the loader.
-        memory_bytes: of the loader.
-        schedule: of the loader.
+        name: name in the table.
+        shape: shape of the bucket.
+        super_sample_bytes: size of the data set's super-samples.
+        samples: number of samples, of 3 KiB each.
+        samples_per_second: speed of the training.
+        batch_size: batch size of the loader.
+        window: window of the loader.
+        memory_bytes: memory budget of the loader.
+        schedule: schedule of the loader.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Configuration:
 
 
 def shape(first_byte_seconds: float, connection: float, total: float, sigma: float = 0.1) -> Shape:
-    """Return a bucket's shape, rates in MB a second."""
+    """Return a bucket's shape; rates are in MB per second."""
     return Shape(
         first_byte_seconds=first_byte_seconds,
         first_byte_sigma=sigma,
@@ -90,12 +90,12 @@ CONFIGURATIONS = (
     ),
     Configuration(name="next batch only", shape=shape(0.08, 30, 70), schedule=NextBatch(), samples_per_second=7_000),
 )
-"""Chosen when the predictor was finished; it was tried on others, with other shapes, while it was written."""
+"""Chosen after the predictor was finished; its development used configurations with other shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a real run took: its first batch, its first epoch, the later ones, their stall, and its requests."""
+    """Figures of a real run: its first batch, its first epoch, the later ones, their stall, and its requests."""
 
     first_batch_seconds: float
     first_seconds: float
@@ -114,7 +114,7 @@ def pack(url: str, configuration: Configuration) -> None:
 
 
 def predicted(url: str, configuration: Configuration) -> Prediction:
-    """Look at the bucket as `stoker plan` does, and predict."""
+    """Probe the bucket as `stoker plan` does, and predict."""
 
     async def look() -> tuple[Manifest, float, Probe]:
         begun = time.perf_counter()
@@ -146,7 +146,7 @@ def predicted(url: str, configuration: Configuration) -> Prediction:
 
 
 def observed(url: str, configuration: Configuration) -> Observed:
-    """Run a loader for three epochs; the second stands for the later ones, as it does in a prediction."""
+    """Run a loader for three epochs; the second represents the later ones, as in a prediction."""
     step_seconds = configuration.batch_size / configuration.samples_per_second
     seconds, waits, started = [], [], time.perf_counter()
     with Loader(
@@ -178,7 +178,7 @@ def observed(url: str, configuration: Configuration) -> Observed:
 
 @contextmanager
 def environment(bucket: BucketProcess) -> Iterator[None]:
-    """Lead this process's clients to the bucket."""
+    """Set the environment variables of this process for the bucket."""
     before = dict(os.environ)
     os.environ.update(bucket.environment())
     try:
@@ -189,7 +189,7 @@ def environment(bucket: BucketProcess) -> Iterator[None]:
 
 
 def compared(configuration: Configuration, repeats: int) -> dict[str, object]:
-    """Return what was predicted and measured, and their ratios."""
+    """Return the predicted and measured figures, and their ratios."""
     url = "s3://stoker/data"
     pairs: list[tuple[Prediction, Observed]] = []
     with bucket_process(BucketConfig()) as bucket, environment(bucket):

@@ -1,4 +1,4 @@
-"""What `benchmarks.compare` measured as tables in docs/performance.md: `python -m benchmarks.report [RESULTS]`."""
+"""Tables of the results of `benchmarks.compare` in docs/performance.md: `python -m benchmarks.report [RESULTS]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = markers(NAME)
 NONE = ""
 
 Cells = Callable[[str], list[str]]
-"""The cells of a loader's row of a table, behind its name."""
+"""The cells of a loader's table row, after its name."""
 
 
 def format_value(value: float | None, form: str) -> str:
@@ -27,7 +27,7 @@ def format_value(value: float | None, form: str) -> str:
 
 
 def table(head: list[str], names: list[str], cells: Cells) -> str:
-    """Return a markdown table with a row for each loader or limit of which there is any figure."""
+    """Return a Markdown table with a row for each loader or limit that has a figure."""
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for name in names:
         row = cells(name)
@@ -37,7 +37,7 @@ def table(head: list[str], names: list[str], cells: Cells) -> str:
 
 
 def speed_table(results: Results, workload: str, mode: str, profile: str) -> str:
-    """Return how fast each loader and limit was, and what processor time it took."""
+    """Return a table of the rate and processor time of each loader and limit."""
 
     def cells(name: str) -> list[str]:
         def figure(figure: Figure, form: str, *kinds: str) -> str:
@@ -61,13 +61,13 @@ def speed_table(results: Results, workload: str, mode: str, profile: str) -> str
 
 
 def failure(results: Results, workload: str, mode: str, profile: str, loader: str) -> str:
-    """Return why a loader has no figure, if it was tried; the limits have no cold run."""
+    """Return the error of a loader that was run and has no figure; the limits have no cold run."""
     tried = results.where(workload=workload, mode=mode, profile=profile, loader=loader, kind="cold")
     return (tried[0].error or "") if tried else ""
 
 
 def cost_table(results: Results, workload: str) -> str:
-    """Return what a cold epoch of each loader took besides time, and how well it mixed; from the unshaped bucket."""
+    """Return a table of each loader's resource usage and mixing in a cold epoch, from the unshaped bucket."""
 
     def cells(name: str) -> list[str]:
         where = {"workload": workload, "mode": "raw", "profile": "none", "loader": name, "kind": "cold"}
@@ -98,7 +98,7 @@ def cost_table(results: Results, workload: str) -> str:
 
 
 def memory_records(results: Results, workload: str, loader: str) -> Iterator[Record]:
-    """Yield the runs whose memory counts: all of a workload's, since the largest is asked for."""
+    """Yield the runs of a workload, of which the largest memory counts."""
     for kind in ("cold", "steady"):
         yield from results.measured(workload=workload, mode="raw", loader=loader, kind=kind)
 
@@ -128,7 +128,7 @@ def text(results: Results) -> str:
 
 
 def write(results: Results, document: Path = DOCUMENT) -> None:
-    """Put the tables between the markers of a document.
+    """Write the tables between the markers of a document.
 
     Raises:
         ValueError: it does not have them.

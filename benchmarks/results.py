@@ -1,4 +1,4 @@
-"""What was measured, read again: records of cells, the figures in them, medians over rounds and ratios within them."""
+"""Results of measurements: records of cells, their figures, medians over rounds and ratios within rounds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from benchmarks.cells import LIMITS, OURS, Cell
 from benchmarks.shuffle_quality import mixing, uniform_share_within
 
 REALLY_SHUFFLES = 0.9
-"""Packed neighbours are delivered at least this far apart, as a share of what a uniform permutation has on average."""
+"""Minimum mean distance of packed neighbours in a real shuffle, as a fraction of a uniform permutation's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The order of one epoch.
+    """Statistics of the order of one epoch.
 
     Attributes:
-        missing: samples that were not delivered.
-        duplicated: samples that were delivered again.
-        rank_correlation: of the place in the epoch with the place in the data set, without its sign.
-        neighbours: packed neighbours delivered at most a batch apart, as a multiple of a uniform permutation's.
-        distance: of packed neighbours from each other, as a share of a uniform permutation's.
+        missing: number of samples that were not delivered.
+        duplicated: number of repeated samples.
+        rank_correlation: absolute rank correlation of the position in the epoch with that in the data set.
+        neighbours: number of packed neighbours at most a batch apart, as a multiple of a uniform permutation's.
+        distance: mean distance of packed neighbours, as a fraction of a uniform permutation's.
     """
 
     missing: int
@@ -40,15 +40,15 @@ class Mixing:
 
     @classmethod
     def of(cls, labels: NDArray[np.int64], samples: int, batch: int) -> Mixing:
-        """Return what an order is like.
+        """Return the statistics of an order.
 
         Args:
             labels: ``[n]``, the number of each delivered sample, in order.
-            samples: how many there are.
-            batch: samples a batch.
+            samples: number of samples of the data set.
+            batch: samples per batch.
         """
         present, first = np.unique(labels, return_index=True)
-        places = np.argsort(np.argsort(first))  # among those that came, by number
+        places = np.argsort(np.argsort(first))  # among the delivered ones, by number
         correlation, within, distance = mixing(places, batch)
         return cls(
             missing=samples - len(present),
@@ -64,16 +64,16 @@ class Record:
     """One measured cell.
 
     Attributes:
-        cell: what was measured.
-        error: why there are no figures, None if there are.
-        result: what the program printed, see ``peers/common.py``; a limit prints samples and seconds only.
-        counts: of the local bucket, during the run.
-        payload_bytes: of the cell's samples and their labels, an epoch.
-        wall_seconds: of the program, imports included.
-        cpu_seconds: of its process tree, imports excluded.
-        extra_bytes: its peak memory over that of a process that has imported torch.
-        disk_bytes: the most that it had on disk.
-        mixing: the order of the first epoch.
+        cell: measured cell.
+        error: reason of missing figures; None if there are figures.
+        result: output of the program, see ``peers/common.py``; a limit prints samples and seconds only.
+        counts: request counts of the local bucket, during the run.
+        payload_bytes: size of the cell's samples and their labels, per epoch.
+        wall_seconds: duration of the program, including imports.
+        cpu_seconds: processor time of its process tree, without imports.
+        extra_bytes: peak memory in excess of that of a process that has imported torch.
+        disk_bytes: peak size on disk.
+        mixing: statistics of the first epoch's order.
     """
 
     cell: Cell
@@ -98,9 +98,9 @@ class Record:
 
     @property
     def rate(self) -> float:
-        """Samples a second: a cold epoch's from the construction of the loader on, those of later epochs, a limit's.
+        """Samples per second: of a cold epoch, including the loader's construction, of later epochs, or of a limit.
 
-        The last epochs of our steady runs are left out as far as they may have come out of memory.
+        The last epochs of our steady runs are left out if they may have been read from memory.
         """
         epochs = self.result["epochs"]
         match self.cell.kind:
@@ -128,7 +128,7 @@ class Record:
 
     @property
     def delivered(self) -> int:
-        """Samples, in all epochs."""
+        """Number of samples in all epochs."""
         return int(sum(epoch["samples"] for epoch in self.result["epochs"]))
 
     @property
@@ -141,7 +141,7 @@ class Record:
 
     @property
     def stall(self) -> float:
-        """The share of the loop's time behind the first batch that it waited, 0 to 1."""
+        """Fraction of the loop's time after the first batch that it waited, 0 to 1."""
         epoch, first = self.result["epochs"][0], self.result["first_wait"]
         return float((epoch["wait_seconds"] - first) / (epoch["seconds"] - first))
 
@@ -159,7 +159,7 @@ class Record:
 
     @property
     def amplification(self) -> float:
-        """Bytes read over payload."""
+        """Ratio of read bytes to payload."""
         return self.read_bytes / (self.payload_bytes * len(self.result["epochs"]))
 
 
@@ -167,10 +167,10 @@ Figure = Callable[[Record], float]
 
 
 class Results:
-    """Records, to be asked for medians. A cell that was measured again counts once, the latest.
+    """Records, and medians over them. If a cell was measured again, only the latest record counts.
 
     Attributes:
-        settings: of the machine and the run.
+        settings: settings of the machine and the run.
     """
 
     def __init__(self, records: Iterable[Record] = (), settings: dict[str, Any] | None = None) -> None:
@@ -179,7 +179,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read a file that ``compare`` wrote; a last line that an interrupt cut short is left out."""
+        """Read a file that ``compare`` wrote, without an incomplete last line."""
         settings: dict[str, Any] = {}
         records = []
         for line in path.read_text().splitlines(keepends=True):
@@ -199,7 +199,7 @@ class Results:
         return iter(self._records.values())
 
     def where(self, **fields: Any) -> list[Record]:
-        """Return the records whose cells have these values, those without figures included."""
+        """Return the records whose cells have these values, including those without figures."""
         return [record for record in self if all(getattr(record.cell, name) == value for name, value in fields.items())]
 
     def measured(self, **fields: Any) -> list[Record]:
@@ -213,18 +213,18 @@ class Results:
         return median(found) if found else None
 
     def ratio(self, figure: Figure, of: dict[str, Any], to: dict[str, Any]) -> float | None:
-        """Return the median of the ratios that two cells' figures have within each round."""
+        """Return the median of the ratios of two cells' figures within each round."""
         below = {record.cell.round: figure(record) for record in self.measured(**to)}
         first = below.get(0)
         ratios = []
         for record in self.measured(**of):
-            divisor = below.get(record.cell.round, first)  # what is measured in the first round only stands for all
+            divisor = below.get(record.cell.round, first)  # a cell of the first round only is compared with all rounds
             if divisor:
                 ratios.append(figure(record) / divisor)
         return median(ratios) if ratios else None
 
     def shuffling_peers(self, workload: str) -> list[str]:
-        """Return the peers that deliver packed neighbours about as far apart as a uniform permutation does."""
+        """Return the peers whose distance of packed neighbours is about that of a uniform permutation."""
         found: dict[str, float] = {}
         for record in self.measured(workload=workload, kind="cold"):
             if record.cell.loader not in (*OURS, *LIMITS) and record.mixing is not None:

@@ -1,7 +1,7 @@
-"""How well each shuffle mixes: `python -m benchmarks.shuffle_quality` prints a markdown table.
+"""Quality of each shuffle: `python -m benchmarks.shuffle_quality` prints a Markdown table.
 
-Samples that were packed side by side are often alike (same class, same source), so what counts is how far from each
-other they are delivered, and whether early in the epoch means early in the data set. A uniform permutation is the mark.
+Samples that are packed next to each other are often similar (same class, same source). So the measures are their
+distance in an epoch, and the correlation of the positions in epoch and data set, compared with a uniform permutation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SEEDS = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How well an order mixes, averaged over seeds.
+    """Measures of an order's mixing, averaged over seeds.
 
     Attributes:
-        rank_correlation: of the place in the epoch with the place in the data set, without its sign; uniform: about 0.
-        neighbours_in_batch: share of packed neighbours that are delivered at most ``BATCH`` positions apart.
-        distance: of packed neighbours from each other, as a share of what a uniform permutation has on average.
-        borders: places within the epoch where no super-sample is partly delivered: samples never mix across one.
-        super_samples_in_memory: how many an order needs at a time; all of them for ``full``.
+        rank_correlation: absolute rank correlation of the positions in epoch and data set; uniform: about 0.
+        neighbours_in_batch: fraction of packed neighbours that are delivered at most ``BATCH`` positions apart.
+        distance: mean distance of packed neighbours, as a fraction of a uniform permutation's.
+        borders: positions in the epoch at which no super-sample is partly delivered: samples never mix across them.
+        super_samples_in_memory: number of super-samples that an order needs at a time; all for ``full``.
     """
 
     rank_correlation: float
@@ -41,21 +41,21 @@ class Quality:
 
 
 def uniform_share_within(apart: int, samples: int) -> float:
-    """Return the chance that two samples of a uniform permutation are at most ``apart`` positions apart."""
+    """Return the probability that two samples of a uniform permutation are at most ``apart`` positions apart."""
     apart = min(apart, samples - 1)
     return (2 * apart * samples - apart * (apart + 1)) / (samples * (samples - 1))
 
 
 def mixing(places: NDArray[np.int64], within: int) -> tuple[float, float, float]:
-    """Return how well an order mixes what was packed side by side.
+    """Return measures of how well an order mixes neighbouring samples.
 
     Args:
-        places: ``[n]``, a permutation of 0 to n - 1: where in the epoch each sample is delivered, in packed order.
-        within: how many positions apart packed neighbours count as close.
+        places: ``[n]``, a permutation of 0 to n - 1: position in the epoch of each sample, in packed order.
+        within: maximum distance of packed neighbours that count as close.
 
     Returns:
-        The rank correlation of the place in the epoch with the place in the data set, without its sign; the share of
-        packed neighbours that are close; their mean distance, as a share of a uniform permutation's.
+        The absolute rank correlation of the positions in epoch and data set; the fraction of packed neighbours that
+        are close; their mean distance, as a fraction of a uniform permutation's.
     """
     apart = np.abs(np.diff(places))
     correlation = abs(np.corrcoef(np.arange(len(places)), places)[0, 1])
@@ -63,17 +63,17 @@ def mixing(places: NDArray[np.int64], within: int) -> tuple[float, float, float]
 
 
 def borders(super_samples: NDArray[np.int64]) -> int:
-    """Return at how many places no super-sample is partly delivered, from the super-sample of each sample in order."""
+    """Return the number of positions at which no super-sample is partly delivered, given each sample's super-sample."""
     _, first = np.unique(super_samples, return_index=True)
     _, last = np.unique(super_samples[::-1], return_index=True)
     last = len(super_samples) - 1 - last
-    begun = np.searchsorted(np.sort(first), np.arange(1, len(super_samples)))  # by samples before each place
+    begun = np.searchsorted(np.sort(first), np.arange(1, len(super_samples)))  # by samples before a position
     ended = np.searchsorted(np.sort(last), np.arange(1, len(super_samples)))
     return int(np.count_nonzero(begun == ended))
 
 
 def most_pieces(lane: Lane) -> int:
-    """Return how many super-samples the samples of one block come from, at most."""
+    """Return the maximum number of super-samples in one block."""
     return max(len(lane.pieces_of(block)) for block in range(len(lane.block_ends)))
 
 
@@ -96,7 +96,7 @@ def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> 
 
 
 def table() -> str:
-    """Return the qualities as a markdown table."""
+    """Return the qualities as a Markdown table."""
     rows: list[tuple[Shuffle, int]] = [("none", 1)]
     rows += [(shuffle, window) for shuffle in ("block", "window") for window in (1, 2, 4, 8, 16, 32)]
     rows.append(("full", 1))

@@ -1,6 +1,6 @@
-"""What simulating a large training takes: `python -m benchmarks.simulation [NODES [SUPER_SAMPLES]]`.
+"""The cost of simulating a large training: `python -m benchmarks.simulation [NODES [SUPER_SAMPLES]]`.
 
-1,000 nodes that read 1,000 super-samples each by default, on one core. `stoker simulate scale` has smaller sizes, too.
+By default, 1,000 nodes read 1,000 super-samples each, on one core. `stoker simulate scale` has smaller sizes, too.
 """
 
 from __future__ import annotations

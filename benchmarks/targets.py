@@ -1,4 +1,4 @@
-"""What the loader must reach, and what it reached: `python -m benchmarks.targets [RESULTS]` prints a markdown table."""
+"""Targets of the loader and their results: `python -m benchmarks.targets [RESULTS]` prints a Markdown table."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Target:
     """A figure and its bound.
 
     Attributes:
-        what: is measured.
-        measure: takes the figure from the results; None if they do not have it.
-        least: it should be at least this.
-        most: it should be at most this. With neither, the figure stands there to be compared.
-        shown: how it is printed.
+        what: description of the figure.
+        measure: function from the results to the figure; None if they do not have it.
+        least: minimum value; default none.
+        most: maximum value; default none. A figure without either is only shown for comparison.
+        shown: format of the figure.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Target:
         return "" if self.most is None else f"≤ {self.shown.format(self.most)}"
 
     def verdict(self, value: float | None) -> str:
-        """Return whether a figure keeps the bound, in a word."""
+        """Return whether a figure is within the bound, as a word."""
         if value is None:
             return "not measured"
         if self.least is None and self.most is None:
@@ -67,7 +67,7 @@ def of_limit(results: Results, limit: str, workload: str, profile: str, mode: st
 
 
 def over_peers(results: Results, workload: str, loader: str, kind: str, peers_kind: str) -> float | None:
-    """Return our rate as a multiple of the best really shuffling peer's, from the unshaped bucket."""
+    """Return our rate as a multiple of that of the fastest peer with a real shuffle, from the unshaped bucket."""
     of = _ours(workload, "none", kind, loader=loader)
     peers = results.shuffling_peers(workload)
     ratios = [results.ratio(_rate, of, {**of, "loader": peer, "kind": peers_kind}) for peer in peers]
@@ -75,7 +75,7 @@ def over_peers(results: Results, workload: str, loader: str, kind: str, peers_ki
 
 
 def further_epochs(results: Results, workload: str, profile: str, count: Callable[[Record], float]) -> float | None:
-    """Return what an epoch adds to a count: a steady run less a run of one epoch, by epochs; median over rounds."""
+    """Return a count per further epoch: a steady run minus a run of one epoch, per epoch; median over rounds."""
     cold = {record.cell.round: record for record in results.measured(**_ours(workload, profile, "cold"))}
     found = [
         (count(record) - count(cold[record.cell.round])) / (record.cell.epochs - 1)
@@ -86,28 +86,28 @@ def further_epochs(results: Results, workload: str, profile: str, count: Callabl
 
 
 def cpu_us(results: Results, workload: str, profile: str) -> float | None:
-    """Return the processor time of a sample in steady state, in microseconds."""
+    """Return the processor time per sample in steady state, in microseconds."""
     epoch = further_epochs(results, workload, profile, lambda record: record.cpu_seconds)
     samples = further_epochs(results, workload, profile, lambda record: record.delivered)
     return epoch * 1e6 / samples if epoch is not None and samples else None
 
 
 def gets_per_super_sample(results: Results, workload: str, profile: str) -> float | None:
-    """Return the GETs of an epoch in steady state, hedges aside, by super-samples."""
+    """Return the GETs per super-sample of an epoch in steady state, without hedges."""
     epoch = further_epochs(results, workload, profile, lambda record: record.gets - record.hedges)
     objects = results.median(lambda record: record.result["super_samples"], **_ours(workload, profile))
     return epoch / objects if epoch is not None and objects else None
 
 
 def amplification(results: Results, workload: str, profile: str) -> float | None:
-    """Return the bytes that an epoch in steady state reads over its payload."""
+    """Return the ratio of read bytes to payload of an epoch in steady state."""
     epoch = further_epochs(results, workload, profile, lambda record: record.read_bytes)
     payload = results.median(lambda record: record.payload_bytes, **_ours(workload, profile))
     return epoch / payload if epoch is not None and payload else None
 
 
 def tail_ratio(results: Results) -> float | None:
-    """Return the rate where 5% of requests are late, as a multiple of that where none is; over enough GETs only."""
+    """Return the rate with 5% of late requests, as a multiple of that without; only with enough GETs."""
     gets = results.median(lambda record: record.gets, **_ours("jpegs", "cloud-tail"))
     if gets is None or gets < LEAST_TAIL_GETS:
         return None
@@ -115,7 +115,7 @@ def tail_ratio(results: Results) -> float | None:
 
 
 def largest(results: Results, figure: Callable[[Record], float]) -> float | None:
-    """Return the largest of a figure in all our runs, whatever workload, network and kind."""
+    """Return the maximum of a figure over all our runs, of every workload, network and kind."""
     return max((figure(record) for record in results.measured(loader="ours")), default=None)
 
 
@@ -142,7 +142,7 @@ def _stall(results: Results, workload: str) -> float | None:
 
 
 def targets() -> Iterator[Target]:
-    """Yield all targets: the unshaped bucket's, the cloud's, then those of every run."""
+    """Yield all targets: for the unshaped bucket, for the cloud, and for every run."""
     yield from _unshaped()
     yield from _cloud()
     yield Target(
@@ -168,7 +168,7 @@ def targets() -> Iterator[Target]:
             yield Target(
                 what=f"{name}, `{profile}`: GETs an epoch, hedges aside, by super-samples",
                 measure=partial(gets_per_super_sample, workload=name, profile=profile),
-                most=1.02,  # the ranges that a run starts with differ by some between the two runs that are compared
+                most=1.02,  # the two compared runs begin with different ranges
                 shown="{:.2f}",
             )
             yield Target(
@@ -206,7 +206,7 @@ def _unshaped() -> Iterator[Target]:
             least=least,
             shown=times,
         )
-    for name in WORKLOADS:  # not asked for, but what a reader will ask
+    for name in WORKLOADS:  # not a target, but of interest to readers
         yield Target(
             what=f"{name}: steady rate with `full` shuffle, times the best really shuffling peer's cold epoch",
             measure=partial(over_peers, workload=name, loader="ours_full", kind="steady", peers_kind="cold"),
@@ -251,7 +251,7 @@ def _cloud() -> Iterator[Target]:
 
 
 def table(results: Results) -> str:
-    """Return the targets beside what was measured, as a markdown table."""
+    """Return the targets and the results, as a Markdown table."""
     lines = ["| what | target | measured | |", "| --- | ---: | ---: | --- |"]
     for target in targets():
         value = target.measure(results)

@@ -1,11 +1,11 @@
-"""The loader taken apart: `python -m benchmarks.throughput`.
+"""Throughput of the loader and its parts: `python -m benchmarks.throughput`.
 
-50,000 samples of uint8[32, 32, 3] and an int64 label, packed into super-samples of 8 MiB in a local bucket, a process
-of its own on the same machine. Every round measures, one after the other, what plain aiohttp pulls (the same objects,
-read whole and thrown away, 8 connections), what `Loader` delivers (batches of 256, steady state), and what a gather
-from memory delivers, so the ratios of a round hold where the figures drift. Two more rows take the loader apart: its
-fetcher alone, verified objects into the ring and nothing else; and the loader on the same objects in this process's
-memory, so without a network. Medians of the rounds.
+50,000 samples of uint8[32, 32, 3] and an int64 label are packed into super-samples of 8 MiB in a local bucket, in
+another process of this machine. Every round measures, one after the other, plain aiohttp (the same objects, read whole
+and discarded, 8 connections), `Loader` (batches of 256, steady state), and a gather from memory, so that the ratios of
+a round hold although the figures drift. Two more rows are parts of the loader: its fetcher alone, which reads verified
+objects into the ring; and the loader on the same objects in this process's memory, without a network. Medians of the
+rounds.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one measurement gave.
+    """Figures of one measurement.
 
     Attributes:
-        samples_per_second: of wall time.
-        cpu_us_per_sample: of this process, all threads.
+        samples_per_second: samples per second of wall time.
+        cpu_us_per_sample: processor time of all threads of this process, in microseconds per sample.
     """
 
     samples_per_second: float
@@ -85,7 +85,7 @@ def pack(images: np.ndarray, url: str) -> list[str]:
 
 
 async def fetch(epochs: int) -> None:
-    """Fetch every object of ``epochs`` epochs into a ring, verified, and do nothing with it."""
+    """Fetch every object of ``epochs`` epochs into a ring, verify it, and discard it."""
     store = stoker.open_store(URL)
     manifest = await read_manifest(store)
     ring = Ring(2 * CONNECTIONS, manifest.largest_bytes)

@@ -1,13 +1,13 @@
-"""What keeping the record of waits costs, and writing a trace: `python -m benchmarks.trace_overhead`.
+"""The cost of recording waits and of writing a trace: `python -m benchmarks.trace_overhead`.
 
-One loader reads 50,000 samples of `uint8[32, 32, 3]` and an `int64` label from memory, as fast as it can, in batches
-of 256, through a store that answers at once: so there is nothing to hide the costs behind. In turn: no record at all,
-twice, which tells what the figures are worth; the record that every loader keeps (`stats()`); and a trace file. A round
-gives the ratio of each to no record, of samples a second and of samples a second of processor time; the ratios' medians
-are told. On a machine that does other things, too, the second is the one to look at.
+One loader reads 50,000 samples of `uint8[32, 32, 3]` and an `int64` label from memory without pauses, in batches of
+256, from a store that answers at once, so that no wait hides the cost. Variants in turn: no record, twice, which shows
+the accuracy; the record of every loader (`stats()`); and a trace file. A round gives the ratio of each to no record, of
+samples per second and of samples per second of processor time; figures are medians of the ratios. On a machine with
+other load, the second ratio is more accurate.
 
-Before that: the processor time of the record alone, and of a fetch of 1,000 bytes on the virtual clock, where nothing
-but the machinery is.
+Before that: the processor time of the record alone, and of a fetch of 1,000 bytes on the virtual clock, which has only
+the overhead of the code.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from stoker_torch import Loader
 
 SAMPLES, BATCH, ROUNDS = 50_000, 256, 25
 FETCHES, FETCH_ROUNDS = 10_000, 5
-"""So many that the interpreter's collections of garbage, each of which walks over all that is loaded, count evenly."""
+"""Number of fetches, large enough that full garbage collections, which visit all objects, affect all rounds equally."""
 RECORDS, KEY = 4_000, "data/90f25dfd4803e5f7/00000004"
 SETTLE_SECONDS = 0.1
-"""In which the loaders whose turn it is not have filled their rings."""
+"""Pause in which the rings of the other loaders fill."""
 SCHEMA = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
 SIZES = (8 << 20, 1 << 20, 128 << 10)
 
 
 class Deaf(Recorder):
-    """A recorder that keeps nothing."""
+    """A recorder that records nothing."""
 
     def add_start(self, asked_seconds: float, now_seconds: float) -> None:
         pass
@@ -85,10 +85,10 @@ def speeds(loader: Loader) -> tuple[float, float]:
 
 
 def measure(loaders: Mapping[str, Loader]) -> dict[str, list[tuple[float, float]]]:
-    """Return the speeds of each loader, one a round; the order of turns is drawn anew for each."""
+    """Return the speeds of each loader, one per round; the order of turns is random in each round."""
     rng = random.Random(0)
     for loader in loaders.values():
-        speeds(loader)  # takes the ring's pages
+        speeds(loader)  # maps the ring's pages
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
     for _ in range(ROUNDS):
         for name in rng.sample(list(loaders), len(loaders)):
@@ -97,7 +97,7 @@ def measure(loaders: Mapping[str, Loader]) -> dict[str, list[tuple[float, float]
 
 
 async def fetch_all(recorder: Recorder | None) -> None:
-    """Fetch, wait for and give back small items, as many as there are."""
+    """Fetch, wait for and release all small items."""
     loop, ring = asyncio.get_running_loop(), Ring(32, len(BODY))
     fetcher = Fetcher(SleepingStore(), ring=ring, rng=random.Random(0))
     items = (Item(index, REF, index) for index in range(FETCHES))
@@ -114,7 +114,7 @@ async def fetch_all(recorder: Recorder | None) -> None:
 
 
 def measure_record() -> None:
-    """Print what the record itself takes, and what a trace takes with it: nothing is fetched."""
+    """Print the time of the record, and of the record with a trace, without fetches."""
     costs: dict[str, list[float]] = {"record": [], "trace": []}
     with tempfile.TemporaryDirectory() as folder, ChromeTrace(Path(folder) / "trace.json", limit="1GB") as trace:
         for _ in range(ROUNDS):
@@ -127,7 +127,7 @@ def measure_record() -> None:
 
 
 async def record_all(recorder: Recorder) -> None:
-    """Tell a recorder of fetches of one request each, all of which are waited for."""
+    """Record fetches of one request each, with a wait for each."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualClockLoop)
     for item in range(RECORDS):
@@ -145,7 +145,7 @@ async def record_all(recorder: Recorder) -> None:
 
 
 def measure_fetches() -> None:
-    """Print what a fetch, a wait for it and a batch cost together."""
+    """Print the total time of a fetch, a wait for it and a batch."""
     costs: dict[str, list[float]] = {"no record": [], "record": [], "trace": []}
     with tempfile.TemporaryDirectory() as folder, ChromeTrace(Path(folder) / "trace.json", limit="1GB") as trace:
         for _ in range(FETCH_ROUNDS):

@@ -1,8 +1,8 @@
-"""What a simulated fetch costs on the virtual clock: `python -m benchmarks.virtual_clock`.
+"""The cost of a simulated fetch on the virtual clock: `python -m benchmarks.virtual_clock`.
 
 One fetch is one object of 1,000 bytes through prefetcher, fetcher (permit, hedge timer, checksum) and ring, from a
-store that only sleeps 20 ms. So this is the machinery's own work per request, and it says how many fetches a test of
-many virtual hours can afford.
+store that only sleeps 20 ms. So this is the overhead per request, which limits the number of fetches in a test of many
+virtual hours.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SleepingStore:
 
 
 async def sleep_only() -> float:
-    """The floor: as many tasks that sleep as long, 16 at a time."""
+    """The lower bound: the same number of tasks that sleep for the same time, 16 at a time."""
     for _ in range(FETCHES // 16):
         async with asyncio.TaskGroup() as group:
             for _ in range(16):

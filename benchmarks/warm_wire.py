@@ -1,10 +1,10 @@
-"""What the warm tier's connection costs beside a plain TCP copy of the same bytes: `python -m benchmarks.warm_wire`.
+"""The cost of the warm tier's connection, compared with a plain TCP copy: `python -m benchmarks.warm_wire`.
 
-Two processes each, over loopback, in one run. The plain copy is one connection, blocking: a request of 16 bytes, then
-`sendall` and `recv_into` of 8 MiB into memory that is used again. The wire does it as one body of 8 MiB, and as eleven
-connections of a tenth of it each, as a read of 10+1 shards does. Rounds take turns, so that whatever else the machine
-does strikes all alike; medians are told: GB/s, processor seconds per GB of both processes together, and both relative
-to the plain copy.
+Each variant has two processes, connected over loopback. The plain copy is one blocking connection: a request of 16
+bytes, then `sendall` and `recv_into` of 8 MiB into reused memory. The warm tier transfers one body of 8 MiB, or a tenth
+of it on each of eleven connections, as in a read of 10+1 shards. Variants take turns in each round, so that other load
+on the machine affects all equally; figures are medians: GB/s, processor seconds per GB of both processes together, and
+both relative to the plain copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-# The side that has the bytes.
+# The sending side.
 
 
 def give_plain(server: socket.socket) -> None:
@@ -74,7 +74,7 @@ def giver(work: str, port: int, server: socket.socket | None, told: Pipe) -> Non
     told.send(processor_seconds() - used)
 
 
-# The side that wants them.
+# The receiving side.
 
 
 @contextmanager
@@ -116,7 +116,7 @@ async def wired(work: str, reads: int) -> tuple[float, float]:
     all_made = asyncio.Event()
 
     def ignore(connection: ProxyConnection, kind: Kind, head: Head) -> None:
-        """Take no note of a notice."""
+        """Ignore a notice."""
 
     def accept() -> ProxyConnection:
         made.append(ProxyConnection(ProxyHandshake(SECRET), ignore))
@@ -149,7 +149,7 @@ async def wired(work: str, reads: int) -> tuple[float, float]:
 
 
 def measured(rounds: int, reads: int) -> dict[str, tuple[float, float]]:
-    """Return of each work GB/s and processor seconds per GB, medians over rounds."""
+    """Return GB/s and processor seconds per GB of each variant, medians over rounds."""
     doing: dict[str, Callable[[], tuple[float, float]]] = {
         "plain": lambda: plain(reads),
         **{work: lambda work=work: asyncio.run(wired(work, reads)) for work in SHARDS},  # type: ignore[misc]
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     print("| piece KiB | work | GB/s | of plain | CPU s/GB | of plain |\n|---|---|---|---|---|---|")
     for size_kib in options.piece_kib or [_connection.MAX_WRITE_BYTES >> 10]:
-        _connection.MAX_WRITE_BYTES = size_kib << 10  # of processes that are forked later, too
+        _connection.MAX_WRITE_BYTES = size_kib << 10  # also for processes that are forked later
         figures = measured(options.rounds, options.reads)
         rate, used = figures["plain"]
         for work, (its_rate, its_used) in figures.items():

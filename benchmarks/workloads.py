@@ -1,7 +1,7 @@
-"""The data that all loaders are measured on: `python -m benchmarks.workloads [--scale 0.1]` writes it.
+"""The data of all measurements of loaders: `python -m benchmarks.workloads [--scale 0.1]` writes it.
 
-Everything is generated from a seed and kept under ``benchmarks/results/data``, in plain files that need only numpy to
-be read. Sample i has the label i, so that the order in which a loader delivers can be told.
+Everything is generated from a seed and stored under ``benchmarks/results/data``, in files that numpy alone can read.
+Sample i has the label i, which shows the order of delivery.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Workload:
     """A kind of training data.
 
     Attributes:
-        name: of the workload, and of the files' folder.
-        title: what a sample is, for people.
-        samples: how many there are at scale 1.
-        batch: samples a batch.
-        modes: how samples are delivered: ``raw``, as they are stored, and ``decoded``.
-        write: writes a number of samples into a folder.
+        name: name of the workload, and of its folder.
+        title: description of a sample.
+        samples: number of samples at scale 1.
+        batch: samples per batch.
+        modes: forms of delivered samples: ``raw``, as they are stored, and ``decoded``.
+        write: function that writes a number of samples into a folder.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Workload:
     write: Callable[[Path, int], None]
 
     def folder(self, samples: int) -> Path:
-        """Return the folder of that many samples, which may not exist yet."""
+        """Return the folder of a number of samples, which may not exist yet."""
         return DATA / f"{self.name}-{samples}"
 
     def scaled(self, scale: float) -> int:
-        """Return the number of samples at a scale; two batches at least."""
+        """Return the number of samples at a scale, at least two batches."""
         return max(2 * self.batch, round(self.samples * scale))
 
     def generate(self, samples: int) -> Path:
-        """Write the data unless it is there, and return its folder. What was interrupted is written anew."""
+        """Write the data if it does not exist, and return its folder. Interrupted writes are repeated."""
         folder = self.folder(samples)
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -68,11 +68,11 @@ class Workload:
         return folder
 
     def payload_bytes(self, samples: int, taken: int | None = None) -> int:
-        """Return the bytes of the generated samples and their labels, the least that any loader must read.
+        """Return the size of the generated samples and their labels, the minimum that any loader must read.
 
         Args:
-            samples: that were generated.
-            taken: number of samples to count, the first ones; default all.
+            samples: number of generated samples.
+            taken: number of first samples to count; default all.
         """
         taken = samples if taken is None else taken
         folder = self.folder(samples)
@@ -87,7 +87,7 @@ class Jpegs:
     """The generated JPEGs, in memory, as a sequence of ``bytes``.
 
     Args:
-        folder: with ``jpegs.bin`` and ``offsets.npy``.
+        folder: folder with ``jpegs.bin`` and ``offsets.npy``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ def _write_tokens(folder: Path, samples: int) -> None:
 
 
 def _texture(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return a picture of smooth blotches with fine grain on them: it compresses about as a photograph does."""
+    """Return an image of smooth blotches with fine grain, which compresses about as well as a photograph."""
     width, height = JPEG_SIZE
     blotches = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((width, height), 3)
     grain = rng.normal(0.0, _GRAIN, (height, width, 1))
@@ -126,7 +126,7 @@ def _texture(rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _jpeg(textures: list[NDArray[np.uint8]], index: int) -> bytes:
-    """Return a JPEG that shows its number, on a texture that is shifted for each."""
+    """Return a JPEG that shows its number, on a shifted texture."""
     shifted = np.roll(textures[index % len(textures)], (7 * index, 13 * index), axis=(0, 1))
     image = Image.fromarray(shifted)
     ImageDraw.Draw(image).text((20, 20), str(index), fill="white")
@@ -172,7 +172,7 @@ WORKLOADS = {
 
 
 def generate(names: Iterable[str], scale: float) -> None:
-    """Write the named workloads at a scale, and say how large they are."""
+    """Write the named workloads at a scale, and print their sizes."""
     for name in names:
         workload = WORKLOADS[name]
         samples = workload.scaled(scale)

@@ -1,4 +1,4 @@
-"""Train on a data set that reads one object per sample from a slow bucket: as it is, with IPDL, and with DELI."""
+"""Train on a data set that reads one object per sample from a slow bucket: directly, with IPDL, and with DELI."""
 
 import io
 import os
@@ -19,7 +19,7 @@ THREADS = 16
 
 
 class Objects(Dataset):
-    """Any map-style data set: this one makes a GET for each sample."""
+    """A map-style data set that sends a GET for each sample."""
 
     def __init__(self) -> None:
         self.client = boto3.client("s3", config=botocore.config.Config(max_pool_connections=THREADS))
@@ -59,7 +59,7 @@ def main() -> None:
         train("DataLoader", DataLoader(objects, BATCH_SIZE, shuffle=True))
         train("InformedDataLoader", InformedDataLoader(objects, BATCH_SIZE, shuffle=True, depth=2))
         with CachedDataset(objects, MemoryCache(50), threads=THREADS) as dataset:
-            # 20 samples are fetched whenever 20 are left; the other 10 are for the batch that is being put together.
+            # 20 samples are fetched whenever 20 are left; the other 10 are for the batch that is being collated.
             sampler = PrefetchSampler.half_and_half(RandomSampler(dataset), dataset, in_hand=BATCH_SIZE, epochs=EPOCHS)
             train("CachedDataset and PrefetchSampler", DataLoader(dataset, BATCH_SIZE, sampler=sampler))
             print(f"{dataset.stats().misses} of {dataset.stats().lookups} look-ups were misses")

@@ -1,4 +1,4 @@
-"""A source of raw samples as a plug-in: JSON lines, of which ``stoker pack`` makes one sample each.
+"""A source of raw samples as a plug-in: JSON lines, each of which ``stoker pack`` makes a sample.
 
 A source is an object with a ``schema`` and a ``read``. An entry point names the function that opens it:
 
@@ -10,7 +10,7 @@ With that installed,
     stoker pack --kind json-lines 's3://bucket/raw/part-{000..009}.jsonl' s3://bucket/train
 
 packs the lines of ten files, in order. A URL whose last part has a suffix is a file, any other a folder of files. If
-the command is cut off, the same command goes on behind what is packed.
+the command is interrupted, the same command continues after the packed samples.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COLUMNS = {str: Text(), int: Array("int64"), float: Array("float64"), bool: Arra
 
 
 async def open_json_lines(listing: SourceListing) -> JsonLines:
-    """Return the lines of the objects that were listed as samples; the first line tells their columns.
+    """Return the lines of the listed objects as samples; their columns are those of the first line.
 
     Raises:
-        PackError: there is no line, or it is no JSON object, or a value of it has no type of column.
+        PackError: there is no line, or it is no JSON object, or one of its values fits no type of column.
     """
     async with aclosing(read_samples(listing, listing.objects)) as samples:
         async for where, sample in samples:
@@ -51,7 +51,7 @@ class JsonLines:
         self._listing = listing
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield the samples from number ``start`` on; lines have no index, so those before are read as well."""
+        """Yield the samples from number ``start`` on; lines have no index, so the earlier ones are read, too."""
         number = 0
         async with aclosing(read_samples(self._listing, self._listing.objects)) as samples:
             async for where, sample in samples:
@@ -73,7 +73,7 @@ async def read_samples(listing: SourceListing, objects: tuple[ObjectInfo, ...]) 
 
 
 async def read_lines(store: Readable, item: ObjectInfo) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an object, read in pieces; the tag makes sure that all are of the object that was listed."""
+    """Yield the lines of an object, read in parts; the tag ensures that all are of the listed object."""
     rest = b""
     for start in range(0, item.size_bytes, CHUNK_BYTES):
         chunk = bytearray(min(CHUNK_BYTES, item.size_bytes - start))

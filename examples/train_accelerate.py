@@ -1,4 +1,4 @@
-"""Train with Hugging Face Accelerate on one or several processes; run again, it goes on from the last checkpoint.
+"""Train with Hugging Face Accelerate on one or several processes; a second run resumes from the last checkpoint.
 
 On two: accelerate launch --cpu --num_processes 2 examples/train_accelerate.py FOLDER STEPS
 """
@@ -18,7 +18,7 @@ from stoker_torch import Loader, StreamDataset
 
 
 def accuracy(folder: Path, accelerator: Accelerator, model: nn.Module) -> float:
-    # Accelerate deals out what a DataLoader brings that it has prepared: the data set is whole on every rank.
+    # Accelerate shards the batches of a prepared DataLoader: the data set is whole on every rank.
     dataset = StreamDataset(folder / "test", shuffle="none", memory="64MB", rank=0, world_size=1)
     right = []
     for batch in accelerator.prepare(DataLoader(dataset, batch_size=64)):
@@ -28,7 +28,7 @@ def accuracy(folder: Path, accelerator: Accelerator, model: nn.Module) -> float:
 
 
 def main(folder: Path, steps: int, epochs: int = 10) -> None:
-    accelerator = Accelerator(cpu=True)  # first: it says which rank this is
+    accelerator = Accelerator(cpu=True)  # first, since it determines this rank
     with accelerator.main_process_first():
         if not (folder / "train").exists():
             pack(folder)

@@ -1,4 +1,4 @@
-"""Pack handwritten digits into a folder, train a classifier from it, and test it on images it has not seen."""
+"""Pack handwritten digits into a folder, train a classifier on them, and test it on other images."""
 
 import sys
 from pathlib import Path

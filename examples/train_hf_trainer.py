@@ -1,4 +1,4 @@
-"""Train with Hugging Face Trainer on one or several processes; run again, it goes on from the last checkpoint."""
+"""Train with Hugging Face Trainer on one or several processes; a second run resumes from the last checkpoint."""
 
 import sys
 from pathlib import Path
@@ -40,10 +40,10 @@ def main(folder: Path, steps: int) -> None:
         folder / "run", max_steps=steps, save_steps=50, learning_rate=3e-3, lr_scheduler_type="constant",
         label_names=["label"], ignore_data_skip=True, report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    with args.main_process_first():  # the arguments have found out which rank this is
+    with args.main_process_first():  # the arguments have determined this rank
         if not (folder / "train").exists():
             pack(folder)
-    # Trainer's own DataLoader deals samples to the ranks: to it the data set is whole.
+    # Trainer's own DataLoader shards the samples: its data set is whole.
     test = StreamDataset(folder / "test", shuffle="none", memory="64MB", rank=0, world_size=1)
     trainer = LoaderTrainer(Digits(), args, default_collate, eval_dataset=test, callbacks=[SaveLoader()])
     trainer.compute_metrics = lambda found: {"accuracy": (found[0].argmax(1) == found[1]).mean()}

@@ -2,20 +2,20 @@
 
     python train_job.py --data s3://bucket/train --checkpoint s3://bucket/runs/7 --epochs 10 --classes 10
 
-Killed or told to go (SIGTERM), it leaves a checkpoint of model and loader in the bucket; started again, on any number
-of GPUs and machines, it goes on there, and the rest of the epoch is still every sample exactly once.
+If it is killed or gets SIGTERM, a checkpoint of model and loader is in the bucket; started again, on any number of GPUs
+and machines, it resumes there, and the epoch still has every sample exactly once.
 
-What the variables of a platform make of it:
+The environment variables of the platform determine the kind of the process:
 
-- ``RANK`` of ``WORLD_SIZE``, which torchrun sets: a rank of one training, whose gradients are averaged (DDP).
+- ``RANK`` of ``WORLD_SIZE``, set by torchrun: a rank of one training, whose gradients are averaged (DDP).
 - ``AWS_BATCH_JOB_NODE_INDEX`` of ``AWS_BATCH_JOB_NUM_NODES`` (AWS Batch, multi-node parallel job): nodes that run
   together and reach each other. torchrun is started on each, and all GPUs are ranks of one training.
 - ``CLOUD_RUN_TASK_INDEX`` of ``CLOUD_RUN_TASK_COUNT`` (Cloud Run job) and ``AWS_BATCH_JOB_ARRAY_INDEX`` of
   ``AWS_BATCH_JOB_ARRAY_SIZE`` (AWS Batch, array job): tasks that cannot reach each other, need not run at the same
-  time, and are retried one by one. They are no ranks: models that see a share of the data each and never exchange
-  gradients are not one training. So each task is a whole training of its own, on all of the data, with a seed and a
-  checkpoint of its own: a member of an ensemble, or a point of a sweep.
-- none of them: one machine. Where it has several GPUs (or with ``--processes``), torchrun is started on it.
+  time, and are retried one by one. They are no ranks: models that each see a part of the data and never exchange
+  gradients are not one training. So each task is a whole training, on all of the data, with its own seed and
+  checkpoint: a member of an ensemble, or a point of a sweep.
+- none of them: one machine. If it has several GPUs (or with ``--processes``), torchrun is started on it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from stoker.images import ImageDecoder
 from stoker_torch import Loader, Preemption, save_on_sigterm
 
 TAKEN_AWAY = 128 + signal.SIGTERM
-"""Exit code of a training that is not over: platforms count it as a failure, and start the next attempt. Of torchrun's
-own, which is 1, they could not tell that from a mistake."""
+"""Exit code of an unfinished training: platforms count it as a failure, and start the next attempt. It differs from
+torchrun's own exit code 1, so that it can be told from an error."""
 
 _INDEPENDENT = (
     ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
@@ -54,13 +54,13 @@ _INDEPENDENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where this process stands.
+    """Position of this process in the job.
 
     Attributes:
-        member: which of several independent trainings this is part of; None if it is the only one.
-        node: of this machine, the one that the others connect to being 0.
-        nodes: how many machines train together.
-        main_address: of node 0.
+        member: number of the independent training that this process is part of; None if there is only one.
+        node: number of this machine; the others connect to 0.
+        nodes: number of machines that train together.
+        main_address: address of node 0.
         is_rank: whether torchrun has started this process.
     """
 
@@ -72,7 +72,7 @@ class Placement:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Placement:
-        """Return what the platform says."""
+        """Return the placement in the platform's environment variables."""
         member = None
         for index, size in _INDEPENDENT:
             if int(environ.get(size, "1")) > 1:
@@ -84,13 +84,13 @@ class Placement:
             member=member,
             node=(index - main) % nodes,
             nodes=nodes,
-            # The main node itself is not told its address, and needs none: it listens on all of them.
+            # The main node does not get its own address and does not need it: it listens on all addresses.
             main_address=environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "127.0.0.1"),
             is_rank="RANK" in environ,
         )
 
     def torchrun(self, processes: int, port: int) -> list[str]:
-        """Return what torchrun is told to start this node's ranks; restarting is the platform's business."""
+        """Return torchrun's arguments to start this node's ranks; the platform restarts them."""
         words = [f"--nproc-per-node={processes}", "--max-restarts=0"]
         if self.nodes == 1:
             return [*words, "--standalone", "--local-addr=127.0.0.1"]
@@ -101,8 +101,8 @@ class Placement:
 class Checkpoint:
     """The newest state of one training, an object in a bucket.
 
-    Objects are replaced whole or not at all. A machine that was given up and is still running cannot replace what its
-    successor wrote: each write asks that the object is the one that this process read or wrote last.
+    Objects are replaced atomically. A machine that was replaced and still runs cannot overwrite its successor's object:
+    each write requires that the object is the one that this process read or wrote last.
     """
 
     def __init__(self, url: str, member: int | None) -> None:
@@ -143,14 +143,14 @@ class Checkpoint:
 
 
 def device() -> torch.device:
-    """Return what this rank computes on."""
+    """Return the device of this rank."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def image_shape(job: argparse.Namespace, loader: Loader) -> tuple[int, ...]:
-    """Return the shape of an image as it reaches the model."""
+    """Return the shape of the model's input images."""
     if job.image_size:
         return (job.image_size, job.image_size, 3)
     column = loader.manifest.schema["image"]
@@ -168,7 +168,7 @@ class Training:
     """One rank of a training.
 
     Attributes:
-        seen: how often each class was trained on, over all ranks and since the very first start.
+        seen: number of samples of each class that all ranks were trained on since the first start.
     """
 
     def __init__(self, job: argparse.Namespace, loader: Loader, checkpoint: Checkpoint) -> None:
@@ -187,9 +187,9 @@ class Training:
         self._model = DistributedDataParallel(self._module) if self._is_distributed else self._module
 
     def run(self) -> bool:
-        """Train to the end; return False if a rank's machine is being taken away before."""
-        # Ranks must leave at the same step, or the others would wait for ever for one that is gone. So the hook only
-        # keeps the signal waiting, and each step tells all ranks that it has come.
+        """Train to the end; return False if a rank's machine is preempted before."""
+        # Ranks must leave at the same step, or the others would wait for ever for the one that left. So the hook only
+        # delays the signal, and each step informs all ranks of it.
         grace = self._job.grace_seconds
         with save_on_sigterm(self._loader, lambda _state: None, grace_seconds=grace, wait_seconds=grace / 2) as hook:
             while self._loader.state_dict()["epoch"] < self._job.epochs:
@@ -264,7 +264,7 @@ def train(job: argparse.Namespace, placement: Placement) -> bool:
 
 
 def start_ranks(words: Sequence[str]) -> bool:
-    """Run torchrun to its end; return False if the ranks left before theirs, told by this machine or by another."""
+    """Run torchrun to its end; return False if the ranks left early because a machine was preempted."""
     try:
         torchrun(words)
     except SignalException:
@@ -277,7 +277,7 @@ def start_ranks(words: Sequence[str]) -> bool:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what was asked for on the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description="Train a classifier from a packed data set of images and labels.")
     parser.add_argument("--data", required=True, help="URL of the data set, with columns image and label")
     parser.add_argument("--checkpoint", required=True, help="URL below which checkpoints are kept, one run each")

@@ -1,4 +1,4 @@
-"""Train with Lightning on one or several processes; run again, it goes on from the last checkpoint.
+"""Train with Lightning on one or several processes; a second run resumes from the last checkpoint.
 
 python examples/train_lightning.py FOLDER STEPS [PROCESSES]
 """

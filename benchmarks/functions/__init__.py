@@ -1,1 +1,1 @@
-"""Functions on this machine: what packing takes, how long an invocation does, and how far they scale."""
+"""Functions on this machine: cost of packing, latency of invocations, and scaling."""

@@ -17,11 +17,11 @@ from benchmarks.functions.quiet import Patience
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "functions.md"
 SECTIONS = {"packing": "1 minute", "latency": "1 minute", "scaling": "6 minutes"}
-"""Name → how long it takes on two quiet processors, without patience."""
+"""Name → duration on two idle processors, without waits."""
 
 
 def measure(section: str, patience: Patience) -> str:
-    """Measure a section and return its text: how, where, beside what, and the table."""
+    """Measure a section and return its text: the method, the machine, its other load, and the table."""
     before = os.getloadavg()[0]
     figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)(patience))
     foreign = patience.foreign_processors

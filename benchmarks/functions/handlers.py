@@ -1,21 +1,21 @@
-"""Handlers to compare with: one that does nothing, and one that treats every sample by itself."""
+"""Handlers for comparison: one that does nothing, and one that copies every sample to an object of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# What is imported here is part of the bare runtime's start.
+# Imports of this module count as the bare runtime's start.
 
-_AT_ONCE = 64  # as many as pack reads at once
+_AT_ONCE = 64  # pack's number of concurrent reads
 
 
 def nothing(event: Any, context: Any) -> dict[str, Any]:
-    """Answer."""
+    """Return at once."""
     return {}
 
 
 def one_by_one(event: Any, context: Any) -> Any:
-    """Read every raw object and write it as an object of its own, as a function does that treats samples singly."""
+    """Read every raw object and write it as an object of its own, as a function without super-samples does."""
     from stoker_functions.aws import _invoke
 
     return _invoke(_copy, event, context)

@@ -1,4 +1,4 @@
-"""How long an invocation takes, of an instance that was started for it and of one that has worked before."""
+"""Latency of invocations, with a cold start and on a warm instance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker_warm._events import NodeTask, WakeEvent
 __all__ = ["latency"]
 
 ROUNDS = 3
-WARM_CALLS = 3  # a round
+WARM_CALLS = 3  # per round
 SHAPES = {"none": "at once", "cloud": "20 ms"}
 SMALL_BYTES, LARGE_BYTES = 3_000, 110_000
 SERVED_SAMPLES = 40
@@ -39,13 +39,13 @@ BATCH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Something that a function is called with.
+    """A measured call of a function.
 
     Attributes:
-        title: for people.
-        function: that is called.
-        prepare: makes an event of which there is still everything to be done.
-        expected: what the result must say.
+        title: title in the table.
+        function: name of the function.
+        prepare: function that creates an event whose work is not done yet.
+        expected: fields that the result must have.
     """
 
     title: str
@@ -59,9 +59,9 @@ class Sample:
     """One invocation.
 
     Attributes:
-        init_seconds: that its instance took to start; 0 of a warm one.
-        seconds: from the start of the instance, or of the warm invocation, to its end.
-        requests: that it sent to the bucket.
+        init_seconds: duration of the instance's start; 0 on a warm one.
+        seconds: time from the start of the instance, or of the warm invocation, to its end.
+        requests: number of requests to the bucket.
     """
 
     init_seconds: float
@@ -70,7 +70,7 @@ class Sample:
 
 
 class Cases:
-    """What the functions are called with."""
+    """The calls of all functions."""
 
     def __init__(self, place: Stage) -> None:
         self._place = place
@@ -78,7 +78,7 @@ class Cases:
         self._raw = place.put_raw("small", 10, SMALL_BYTES)
 
     def all(self) -> dict[str, Case]:
-        """Return them by name."""
+        """Return the calls by name."""
         done, answered = {"state": "complete"}, {"statusCode": 200}
         rows: tuple[tuple[str, str, str, Callable[[], Awaitable[Any]], Mapping[str, Any]], ...] = (
             ("nothing", "a handler that does nothing", "nothing", self._nothing, {}),
@@ -97,7 +97,7 @@ class Cases:
         }
 
     async def prepare(self) -> None:
-        """Make the data set that is compacted, shuffled and served."""
+        """Create the data set that is compacted, shuffled and served."""
         objects = self._place.put_raw("large", SERVED_SAMPLES, LARGE_BYTES)
         await self._place.invoke("pack", pack_event("large", objects, "served", SERVED_BYTES))
         await self._place.invoke("commit", {"dataset": f"{DATA}/served"})
@@ -124,7 +124,7 @@ class Cases:
         return batch_event([delivery], queue_arn="arn:aws:sqs:us-east-1:000000000000:raw")
 
     async def _commit(self) -> Any:
-        """Leave one run behind a version of one."""
+        """Prepare a version with one run, and another uncommitted run."""
         event, objects = {"dataset": f"{DATA}/taken"}, self._place.bucket.objects["data"]
         for key in [key for key in objects if key.startswith("taken/")]:
             del objects[key]
@@ -159,7 +159,7 @@ class Cases:
         return _request("/v1/served/super-samples/0")
 
     async def _batch(self) -> Any:
-        """Ask for another batch each time, of another epoch."""
+        """Request a batch of another epoch each time."""
         return _request("/v1/served/batches/0", f"size={BATCH}&epoch={next(self._serial)}")
 
 
@@ -169,7 +169,7 @@ def _request(path: str, query: str = "") -> dict[str, Any]:
 
 
 Samples = Mapping[tuple[str, str, str], list[Sample]]
-"""What is measured, shape, ``cold`` or ``warm`` → invocations."""
+"""Name of the call, shape, ``cold`` or ``warm`` → invocations."""
 
 
 async def latency(patience: Patience) -> str:
@@ -201,7 +201,7 @@ async def called(place: Stage, case: Case, *, is_cold: bool) -> Sample:
     """Call a function once.
 
     Raises:
-        RuntimeError: it did something else than it was to be measured at.
+        RuntimeError: its result is not the expected one.
     """
     event = await case.prepare()
     if is_cold:

@@ -1,4 +1,4 @@
-"""What packing takes, and what treating every sample by itself takes instead."""
+"""The cost of packing, compared with a copy of each sample to an object of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Raw samples."""
+    """A kind of raw samples."""
 
     name: str
     samples: int
@@ -35,17 +35,17 @@ WAYS = {"pack": "`pack`", "one-by-one": "a GET and a PUT each"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One invocation on warm ground.
+    """Figures of one warm invocation.
 
     Attributes:
-        samples: that it treated.
-        raw_bytes: of these.
-        seconds: that it took.
-        cpu_seconds: that its process computed.
-        other_cpu_seconds: that the bucket and the cloud around it computed.
-        gb_seconds: that are billed.
-        gets: that it sent.
-        puts: that it sent.
+        samples: number of samples.
+        raw_bytes: size of these samples.
+        seconds: duration.
+        cpu_seconds: processor time of its process.
+        other_cpu_seconds: processor time of the bucket and the function cloud.
+        gb_seconds: billed GB-seconds.
+        gets: number of GET and HEAD requests.
+        puts: number of other requests.
     """
 
     samples: int
@@ -74,14 +74,14 @@ class Figure:
         return self.raw_bytes / self.gb_seconds / 1e6
 
     def function_dollars(self, prices: Prices) -> float:
-        """Return what functions cost for a million samples."""
+        """Return the cost of functions for a million samples, in dollars."""
         each = prices.functions["lambda"].invocation_dollars(
             seconds=self.gb_seconds * (1 << 30) / MEMORY_BYTES, memory_bytes=MEMORY_BYTES, vcpus=0
         )
         return each * MILLION / self.samples
 
     def request_dollars(self, prices: Prices) -> float:
-        """Return what the bucket's requests cost for a million samples."""
+        """Return the cost of the bucket's requests for a million samples, in dollars."""
         store = prices.store("s3")
         each = self.gets * store.request_dollars(Operation.GET) + self.puts * store.request_dollars(Operation.PUT)
         return each * MILLION / self.samples
@@ -94,7 +94,7 @@ async def packing(patience: Patience) -> str:
     async with stage(*functions, shape=PROFILES["cloud"]) as place:
         raws = {kind.name: place.put_raw(kind.name, kind.samples, kind.size_bytes) for kind in KINDS}
         for kind in KINDS:
-            for way in WAYS:  # a small one first: what is measured is warm
+            for way in WAYS:  # a small one first, to warm up the instance
                 await place.invoke(way, pack_event(kind.name, raws[kind.name][:10], "warming"))
         for number in range(ROUNDS):
             for kind in KINDS:
@@ -106,7 +106,7 @@ async def packing(patience: Patience) -> str:
 
 
 async def measured(place: Stage, kind: Kind, objects: Sequence[ObjectInfo], way: str) -> Figure:
-    """Measure one invocation, which finds nothing of another one's."""
+    """Measure one invocation, on a new data set."""
     event = pack_event(kind.name, objects, f"{kind.name}-{way}")
     with place.measured() as usage:
         outcome = await place.invoke(way, event)

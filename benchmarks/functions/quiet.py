@@ -1,4 +1,4 @@
-"""Measuring on a machine that others use, too: waiting for a quiet moment, and knowing whether it was one."""
+"""Measurements on a shared machine: wait for an idle moment, and record the other load."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TRIES = 4
 
 
 class Watch:
-    """Sees how many processors other programs use while its block runs.
+    """Measures how many processors other programs use during its block.
 
     Attributes:
-        foreign_processors: on average, once the block has been left.
+        foreign_processors: average number of processors, after the block.
     """
 
     foreign_processors = 0.0
@@ -46,7 +46,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """A measurement, and how many processors other programs used meanwhile."""
+    """A measurement, and the number of processors that other programs used meanwhile."""
 
     figure: T
     foreign_processors: float
@@ -54,18 +54,18 @@ class Measured(Generic[T]):
 
 @dataclass(slots=True)
 class Patience:
-    """Waits for quiet moments, and measures again what was disturbed, as long as it lasts.
+    """Waits for idle moments, and repeats disturbed measurements, within a time budget.
 
     Attributes:
-        seconds: that are left for waiting, and for measuring again.
-        foreign_processors: that were used meanwhile, of all measurements that were kept.
+        seconds: time left for waits and repetitions, in seconds.
+        foreign_processors: processors that other programs used during each accepted measurement.
     """
 
     seconds: float = 200.0
     foreign_processors: list[float] = field(default_factory=list)
 
     async def measure(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the least disturbed of a few measurements, the first if that was hardly disturbed."""
+        """Return the least disturbed of a few measurements, or the first if it was hardly disturbed."""
         kept: list[Measured[T]] = []
         while not kept or (len(kept) < _TRIES and self.seconds > 0):
             await self._quiet()
@@ -90,16 +90,16 @@ class Patience:
 
 
 def functions_cpu_seconds() -> float:
-    """Return the processor time that the instances which run now have used."""
+    """Return the processor time of the running instances, in seconds."""
     seconds = 0.0
     for instance in psutil.Process(os.getpid()).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since they were listed
+        with suppress(psutil.NoSuchProcess):  # it has ended since the listing
             seconds += sum(instance.cpu_times()[:2])
     return seconds
 
 
 def _foreign_cpu_seconds() -> float:
-    """Return the processor time that the machine has spent on others than this process and what it started."""
+    """Return the machine's processor time outside this process and its descendants, in seconds."""
     machine = psutil.cpu_times()
     idle_seconds = machine.idle + getattr(machine, "iowait", 0.0)
     times = os.times()

@@ -1,4 +1,4 @@
-"""How many samples a second one to eight functions pack together on this machine."""
+"""Rate at which one to eight functions pack together on this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FUNCTIONS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is packed, and how far away it is.
+    """The packed data, and the latency of its bucket.
 
     Attributes:
-        first_byte_seconds: of the bucket, which sends 90 MB/s a connection.
-        parts: that there are.
-        samples: of each part.
-        size_bytes: of each sample.
+        first_byte_seconds: time to the bucket's first byte; it sends 90 MB/s per connection.
+        parts: number of parts.
+        samples: number of samples per part.
+        size_bytes: size of a sample.
     """
 
     title: str
@@ -52,11 +52,11 @@ class Figure:
     """One packing of all parts.
 
     Attributes:
-        seconds: until the last function has answered.
-        samples_per_second: of all functions together.
-        mb_per_second: of raw bytes.
-        function_processors: that the functions' processes used on average.
-        other_processors: that the bucket and the cloud around the functions used.
+        seconds: time until the last function has answered.
+        samples_per_second: rate of all functions together.
+        mb_per_second: rate in MB of raw data per second.
+        function_processors: average number of processors that the functions used.
+        other_processors: average number of processors that the bucket and the function cloud used.
     """
 
     seconds: float
@@ -84,7 +84,7 @@ async def scaling(patience: Patience) -> str:
 
 
 def _events(place: Stage, setting: Setting) -> list[dict[str, Any]]:
-    """Return a small event for each function to warm up with, and the parts."""
+    """Return a small event to warm up each function, and the parts."""
     objects = place.put_raw("raw", setting.parts * setting.samples, setting.size_bytes)
     warming = [pack_event("raw", objects[first : first + 5], "warming") for first in range(max(FUNCTIONS))]
     starts = range(0, len(objects), setting.samples)
@@ -92,7 +92,7 @@ def _events(place: Stage, setting: Setting) -> list[dict[str, Any]]:
 
 
 async def measured(place: Stage, setting: Setting, events: Sequence[Any], functions: int) -> Figure:
-    """Pack all parts with ``functions`` functions, which have been warmed up."""
+    """Pack all parts with ``functions`` warm functions."""
     place.cloud.reclaim()
     place.bucket.objects["data"].clear()
     warming, parts = events[: max(FUNCTIONS)], iter(events[max(FUNCTIONS) :])

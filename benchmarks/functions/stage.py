@@ -1,4 +1,4 @@
-"""Where functions are measured: a local bucket, and Lambda's real runtime clients beside it."""
+"""The test bench of functions: a local bucket, and Lambda's real runtime clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PLENTY_SECONDS = 900.0
 
 
 def function(name: str, handler: str = "", *, concurrency: int = 1) -> FunctionSpec:
-    """Return one of stoker's functions as it is deployed, or another handler with the same settings."""
+    """Return one of stoker's functions with its deployed settings, or another handler with the same settings."""
     return FunctionSpec(
         name=name,
         handler=handler or f"stoker_functions.aws.{name}",
@@ -52,13 +52,13 @@ def function(name: str, handler: str = "", *, concurrency: int = 1) -> FunctionS
 
 @dataclass(slots=True)
 class Usage:
-    """What was used while something was measured.
+    """Resource usage during a measurement.
 
     Attributes:
-        seconds: that it took.
-        function_cpu_seconds: of all functions' processes.
-        other_cpu_seconds: of this process: the bucket, and the cloud around the functions.
-        requests: to the bucket, by S3 operation.
+        seconds: duration.
+        function_cpu_seconds: processor time of all functions.
+        other_cpu_seconds: processor time of this process: the bucket and the function cloud.
+        requests: S3 operation → number of requests to the bucket.
     """
 
     seconds: float = 0.0
@@ -72,15 +72,15 @@ class Stage:
     """A bucket and functions.
 
     Attributes:
-        bucket: with the buckets ``raw`` and ``data``.
-        cloud: with the functions.
+        bucket: server with the buckets ``raw`` and ``data``.
+        cloud: cloud of the functions.
     """
 
     bucket: LocalBucket
     cloud: FunctionCloud
 
     def put_raw(self, folder: str, count: int, size_bytes: int) -> list[ObjectInfo]:
-        """Store raw objects below ``raw/<folder>``, of bytes that do not compress."""
+        """Store raw objects of incompressible bytes below ``raw/<folder>``."""
         content = np.random.default_rng(0).integers(0, 256, (count, size_bytes), dtype=np.uint8)
         found = []
         for number, data in enumerate(content):
@@ -102,7 +102,7 @@ class Stage:
 
     @contextmanager
     def measured(self) -> Iterator[Usage]:
-        """Yield what is used in the block, complete when it is left; the functions in it must be warm."""
+        """Yield the resource usage of the block, complete after it; the functions in it must be warm."""
         usage, before = Usage(), Counter(self.bucket.counts.requests)
         started, ours, theirs = time.perf_counter(), time.process_time(), functions_cpu_seconds()
         yield usage
@@ -114,7 +114,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(*functions: FunctionSpec, shape: Shape) -> AsyncIterator[Stage]:
-    """Run a bucket of a shape, and functions that may read its raw objects and write its data sets."""
+    """Run a bucket with a shape, and functions that may read its raw objects and write its data sets."""
     buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="data")), shape=shape)
     config = FunctionCloudConfig(functions=functions, init_seconds=60.0)
     async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
@@ -138,5 +138,5 @@ def pack_event(
 
 
 def gb_seconds(outcome: Outcome) -> float:
-    """Return what an invocation is billed for."""
+    """Return the billed GB-seconds of an invocation."""
     return outcome.billed_milliseconds / 1000 * MEMORY_BYTES / GB_BYTES

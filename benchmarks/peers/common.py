@@ -1,11 +1,11 @@
-"""What the peers' programs share: the command line, the source, decoding, and the loop that is measured.
+"""Common parts of the peers' programs: the command line, the source, decoding, and the measured loop.
 
-A peer's `run.py` brings two functions, and `main` makes a program of them:
+A peer's `run.py` defines two functions, which `main` makes a program of:
 
 - `run.py pack --workload W --source FOLDER --url s3://bucket/prefix [--limit N]` writes the data set, in the peer's own
-  format, and prints what stands in the bucket then.
+  format, and prints the number and size of its objects.
 - `run.py run --workload W --mode raw|decoded --url URL --batch B --workers N --epochs E --step-seconds S --seed K
-  --cache FOLDER [--order FILE.npy]` iterates shuffled epochs and prints how long that took.
+  --cache FOLDER [--order FILE.npy]` iterates over shuffled epochs and prints the duration.
 
 Both print one line of JSON last on standard output. The endpoint and the credentials come from the AWS_* variables.
 Nothing of stoker is imported: these programs run in environments of their own.
@@ -38,7 +38,7 @@ Sample = tuple["np.ndarray | bytes", int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """What to pack: the first ``limit`` samples (None: all) of a workload, from a folder to a bucket."""
+    """Settings of a pack: the first ``limit`` samples (None: all) of a workload, from a folder to a bucket."""
 
     workload: str
     source: Path
@@ -51,7 +51,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An iteration: batches of ``batch`` samples from ``workers`` processes; a peer's disk cache is ``cache``."""
+    """Settings of a run: batches of ``batch`` samples from ``workers`` processes; ``cache`` is a peer's disk cache."""
 
     workload: str
     mode: str
@@ -70,7 +70,7 @@ class Running:
 
 
 class Source(Sequence[Sample]):
-    """A generated workload: pairs of data, an array or the bytes of a JPEG, and the label, its number."""
+    """A generated workload: pairs of data (an array or the bytes of a JPEG) and label (the sample's number)."""
 
     def __init__(self, workload: str, folder: Path, limit: int | None = None) -> None:
         if workload in SHAPES:
@@ -95,7 +95,7 @@ class Source(Sequence[Sample]):
 
 @dataclass(frozen=True, slots=True)
 class restore:  # noqa: N801  (used as a function, a class so that spawned workers can unpickle it)
-    """A function from a sample's bytes as they were stored to what is trained on."""
+    """A function from a sample's stored bytes to the array to train on."""
 
     workload: str
     decoded: bool
@@ -103,15 +103,15 @@ class restore:  # noqa: N801  (used as a function, a class so that spawned worke
     def __call__(self, data: bytes) -> np.ndarray | bytes:
         if self.workload in SHAPES:
             dtype, shape = SHAPES[self.workload]
-            return np.frombuffer(bytearray(data), dtype).reshape(shape)  # writable, as torch wants its arrays
+            return np.frombuffer(bytearray(data), dtype).reshape(shape)  # writable, as torch requires
         return decode(data) if self.decoded else data
 
 
 def decode(jpeg: bytes) -> np.ndarray:
     """Return a JPEG as uint8 [224, 224, 3], cropped to a square.
 
-    The steps are those of stoker's decoder, so decoding costs all loaders the same: where at least twice the size is
-    left, the JPEG is decoded at a half, a quarter or an eighth of its sides.
+    The steps are those of stoker's decoder, so decoding costs all loaders the same: a JPEG is decoded at a half, a
+    quarter or an eighth of its sides if at least twice the size is left.
     """
     height, width, _, _ = simplejpeg.decode_jpeg_header(jpeg)
     spare = min(height, width) // (2 * SIDE)
@@ -135,8 +135,8 @@ def main(pack: Callable[[Packing], None], loader: Callable[[Running], Iterable[A
     """Run a peer's program.
 
     Args:
-        pack: writes a data set.
-        loader: returns what is iterated once an epoch, each epoch in another order; a batch is a pair, or a mapping
+        pack: function that writes a data set.
+        loader: returns an iterable over an epoch, each epoch in another order; a batch is a pair, or a mapping
             with two values, of data and labels.
     """
     options = vars(_parser().parse_args())
@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stored(url: str) -> dict[str, int]:
-    """Return how many objects and bytes stand under a URL."""
+    """Return the number and total size of the objects under a URL."""
     bucket, prefix = bucket_and_prefix(url)
     pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
     sizes = [stored["Size"] for page in pages for stored in page.get("Contents", ())]
@@ -179,7 +179,7 @@ def _stored(url: str) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Epoch:
-    """What is printed of an epoch; the waits are those of the training loop, for all batches and for the first."""
+    """Printed figures of an epoch; the waits are those of the training loop, for all batches and for the first."""
 
     seconds: float = 0.0
     samples: int = 0
@@ -189,7 +189,7 @@ class _Epoch:
 
 
 def _measured(running: Running, loader: Callable[[Running], Iterable[Any]]) -> dict[str, Any]:
-    """Iterate the epochs."""
+    """Iterate over the epochs."""
     order: list[np.ndarray] = []
     epochs, disk_bytes = [], 0
     imports_cpu_seconds = time.process_time()
@@ -211,7 +211,7 @@ def _measured(running: Running, loader: Callable[[Running], Iterable[Any]]) -> d
 
 
 def _epoch(batches: Iterable[Any], step_seconds: float, order: list[np.ndarray] | None) -> _Epoch:
-    """Iterate one epoch, with nothing but a look at one sample and the simulated step between the batches."""
+    """Iterate over one epoch; between the batches, only read one sample and simulate the step."""
     epoch = _Epoch()
     begun = asked = time.perf_counter()
     for batch in batches:
@@ -233,12 +233,12 @@ def _epoch(batches: Iterable[Any], step_seconds: float, order: list[np.ndarray] 
 
 
 def _touch(data: Any) -> None:
-    """Read one sample of a batch, as a training loop would all."""
+    """Read one sample of a batch; a training loop would read all."""
     first = data[0]
     assert first[0] == 0xFF if isinstance(first, bytes) else np.asarray(first).sum() > 0
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Return what a cache takes on disk; the peers' caches keep what they have while it fits, so an end is a peak."""
+    """Return the size of a cache on disk; the peers' caches grow while they have room, so the last size is the peak."""
     paths = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
     return sum(path.stat().st_blocks * 512 for path in paths)

@@ -1,1 +1,1 @@
-"""What a read of a super-sample takes from each place that may hold it, beside a plain TCP copy of the same bytes."""
+"""The cost of reading a super-sample from each tier and store, compared with a plain TCP copy of the same bytes."""

@@ -1,9 +1,9 @@
-"""Every place beside a plain TCP copy of the same bytes: `python -m benchmarks.tiers [PLACE …] [--quick]`.
+"""Tiers and stores compared with a plain TCP copy of the same bytes: `python -m benchmarks.tiers [PLACE …] [--quick]`.
 
-One client reads objects of 8 MiB and of 1 MiB, one after the other, into memory that is in use. All places take turns
-in each round, so that whatever else the machine does strikes all alike; ratios are within one round, and medians of the
-rounds are told. Each server has one core, another than the client where there are two; nodes of the warm tier have all
-cores. The client's processor time is that of this process, all threads; GB are 10^9.
+One client reads objects of 8 MiB and of 1 MiB, one after the other, into mapped memory. All places take turns in each
+round, so that other load on the machine affects all equally; ratios are within one round, and figures are medians of
+the rounds. Each server has one core, if possible not the client's; nodes of the warm tier have all cores. The client's
+processor time is that of all threads of this process; GB are 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from benchmarks.tiers.places import PLACES
 
 SIZES = (8 << 20, 1 << 20)
 BYTES = 48 << 20
-"""Of all objects together: more than caches of processors hold."""
+"""Total size of the objects, larger than processor caches."""
 PLAIN = "plain"
 TARGETS = (("serve", "plain", 0.6), ("serve-tls", "tls", None))
-"""Place, what it is compared with, and the least part of its rate, where there is a target, for objects of 8 MiB."""
+"""Place, the place that it is compared with, and the minimum ratio of their rates for objects of 8 MiB, or None."""
 _WARM_READS = 2
-"""At the beginning of a turn, not counted: sockets and processes have been idle."""
+"""Reads at the beginning of a turn that do not count, since sockets and processes have been idle."""
 _HEADER = ("read from", "p50 ms", "p99 ms", "GB/s", "of a plain copy", "CPU s/GB: client", "servers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one place did in one round.
+    """Reads from one place in one round.
 
     Attributes:
-        seconds: of each read.
-        size_bytes: of each object.
+        seconds: duration of each read.
+        size_bytes: size of an object.
         client_seconds: processor time of this process.
-        server_seconds: processor time of those that serve.
+        server_seconds: processor time of the servers.
     """
 
     seconds: tuple[float, ...]
@@ -53,21 +53,21 @@ class Turn:
 
     @property
     def gigabytes(self) -> float:
-        """That were read."""
+        """Amount of read data, in GB."""
         return len(self.seconds) * self.size_bytes / 1e9
 
     @property
     def rate(self) -> float:
-        """GB/s."""
+        """Rate, in GB/s."""
         return self.gigabytes / sum(self.seconds)
 
 
 Turns = dict[str, list[Turn]]
-"""Of each place, one a round."""
+"""Place → its turns, one per round."""
 
 
 async def turn(place: Place, objects: Objects, reads: int, into: memoryview) -> Turn:
-    """Read as many objects as wanted, one after the other."""
+    """Read a number of objects, one after the other."""
     for number in range(_WARM_READS):
         await place.read(number % objects.count, into)
     seconds = []
@@ -88,10 +88,10 @@ async def measured(names: Sequence[str], objects: Objects, *, rounds: int, reads
     """Return the places' titles, and their turns.
 
     Args:
-        names: of places, by :data:`PLACES`.
-        objects: that each is filled with.
-        rounds: in each of which every place has a turn.
-        reads: of each turn.
+        names: names of places in :data:`PLACES`.
+        objects: objects that each place is filled with.
+        rounds: number of rounds, in each of which every place has a turn.
+        reads: number of reads in a turn.
     """
     cores = sorted(os.sched_getaffinity(0))
     into, bodies = memoryview(bytearray(objects.size_bytes)), objects.bodies()
@@ -114,12 +114,12 @@ async def measured(names: Sequence[str], objects: Objects, *, rounds: int, reads
 
 
 def ratio(turns: Turns, name: str, of: str) -> float:
-    """Return the median of a place's rate over another's in the same round."""
+    """Return the median ratio of the rates of two places in the same round."""
     return median(one.rate / other.rate for one, other in zip(turns[name], turns[of], strict=True))
 
 
 def rows(titles: dict[str, str], turns: Turns) -> list[tuple[str, ...]]:
-    """Return the rows of a table, of each place one."""
+    """Return the rows of a table, one per place."""
     found = []
     for name, title in titles.items():
         seconds = [each for one in turns[name] for each in one.seconds]
@@ -137,7 +137,7 @@ def rows(titles: dict[str, str], turns: Turns) -> list[tuple[str, ...]]:
 
 
 def verdicts(titles: dict[str, str], turns: Turns) -> list[str]:
-    """Return a line for each comparison that has a target, or that belongs together."""
+    """Return a line for each comparison."""
     lines = []
     for name, of, least in TARGETS:
         if {name, of} <= turns.keys():

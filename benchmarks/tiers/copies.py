@@ -1,4 +1,4 @@
-"""The same bytes over one connection between two processes, plain and with TLS, and nothing else."""
+"""A copy of the same bytes over one connection between two processes, plain and with TLS."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ASK_BYTES = 4
 
 @contextmanager
 def child(serve: Callable[..., None], core: int | None, *arguments: Any) -> Iterator[tuple[int, Any]]:
-    """Run a server in a process of its own; yield its process id and the first thing that it sends.
+    """Run a server in a process of its own; yield its process id and its first message.
 
     Args:
-        serve: the server; it gets a pipe and ``arguments``, and ends when the pipe says so or is closed.
-        core: that the process may use, None for all.
-        arguments: that can be pickled.
+        serve: server function; it gets a pipe and ``arguments``, and ends at a message or the end of the pipe.
+        core: core that the process may use; None for all.
+        arguments: arguments, which must be picklable.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -53,7 +53,7 @@ def _pinned(serve: Callable[..., None], core: int | None, pipe: Pipe, arguments:
 
 
 def _serve(pipe: Pipe, objects: Objects, is_tls: bool) -> None:
-    """Send each object that is asked for by its number, over the only connection."""
+    """Send objects on request, by number, over a single connection."""
     bodies = [memoryview(body) for body in objects.bodies()]
     with socket.create_server(("127.0.0.1", 0)) as server:
         pipe.send(server.getsockname()[1])
@@ -68,16 +68,16 @@ def _serve(pipe: Pipe, objects: Objects, is_tls: bool) -> None:
 
 @asynccontextmanager
 async def plain_copy(objects: Objects, core: int | None) -> AsyncIterator[Place]:
-    """Copy over TCP, by blocking calls into memory that is in use."""
+    """Copy over TCP, with blocking calls, into mapped memory."""
     with child(_serve, core, objects, False) as (pid, port), socket.create_connection(("127.0.0.1", port)) as peer:
         yield _place("plain TCP copy", pid, peer)
 
 
 @asynccontextmanager
 async def tls_copy(objects: Objects, core: int | None) -> AsyncIterator[Place]:
-    """Copy over TLS 1.3, the same way."""
+    """Copy over TLS 1.3, in the same way."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # one's own process, over loopback
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # a child process, over loopback
     with (
         child(_serve, core, objects, True) as (pid, port),
         socket.create_connection(("127.0.0.1", port)) as bare,

@@ -1,4 +1,4 @@
-"""Objects, and a place that they can be read from."""
+"""Objects, and a place to read them from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Objects", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Super-samples that every process can make for itself.
+    """Super-samples that every process can create itself.
 
     Attributes:
-        count: how many.
-        size_bytes: of each.
+        count: number of objects.
+        size_bytes: size of each.
     """
 
     count: int
@@ -34,7 +34,7 @@ class Objects:
         return data_set(self.count, self.size_bytes)[0]
 
     def refs(self) -> list[tuple[ObjectRef, bytes]]:
-        """Return each with its bytes, as a loader knows it that has its SHA-256 from the manifest."""
+        """Return each reference, with the SHA-256 as in a manifest, and its bytes."""
         manifest, bodies = data_set(self.count, self.size_bytes)
         return [
             (replace(manifest.ref(row), sha256_128=hashlib.sha256(body).digest()[:16]), body)
@@ -44,13 +44,13 @@ class Objects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where objects can be read.
+    """A place to read objects from.
 
     Attributes:
-        name: of the place.
-        read: fills memory with the object of that number.
-        server_seconds: processor time so far of the processes that serve; 0 where this process reads by itself.
-        most_reads: in a round; None as many as wanted.
+        name: name of the place.
+        read: function that fills memory with the object of a number.
+        server_seconds: processor time of the server processes so far; 0 if there are none.
+        most_reads: maximum number of reads in a round; None for no limit.
     """
 
     name: str

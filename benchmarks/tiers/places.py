@@ -1,4 +1,4 @@
-"""The places that a loader can read from, each filled with the same objects."""
+"""The tiers and stores that a loader can read from, each filled with the same objects."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from stoker_warm._erasure import ErasureCode
 __all__ = ["PLACES", "Opened"]
 
 Opened = Callable[[Objects, int | None], AbstractAsyncContextManager[Place]]
-"""Opens a place with objects; servers have the core, if one is given."""
+"""Opens a place with objects; servers run on the given core."""
 
 _SECRET = TierSecret(bytes(range(32)))
 _BUCKET_READS = 12
-"""A round: each takes a tenth of a second and more."""
+"""Reads per round; each takes at least a tenth of a second."""
 
 
 def _of_tier(name: str, tier: Tier, refs: list[ObjectRef], server_seconds: Callable[[], float] = lambda: 0.0) -> Place:
@@ -57,7 +57,7 @@ def _of_tier(name: str, tier: Tier, refs: list[ObjectRef], server_seconds: Calla
 
 
 def _serve(pipe: Pipe, limit_bytes: int, is_tls: bool) -> None:
-    """Be what `stoker tier serve` is, until the pipe is closed."""
+    """Run the server of `stoker tier serve` until the pipe is closed."""
 
     async def serve() -> None:
         endpoint = ListenAddress(address=Address("127.0.0.1", 0), tls=create_ephemeral_tls() if is_tls else None)
@@ -107,7 +107,7 @@ async def _filled(tier: ManagedTier, objects: Objects) -> list[ObjectRef]:
 
 @asynccontextmanager
 async def memory_cache(objects: Objects, core: int | None) -> AsyncIterator[Place]:
-    """Read from a loader's cache in memory."""
+    """Read from a loader's memory cache."""
     tier = MemoryTier(2 * objects.count * objects.size_bytes, "lru", largest_bytes=objects.size_bytes)
     try:
         yield _of_tier("memory cache", tier, await _filled(tier, objects))
@@ -117,7 +117,7 @@ async def memory_cache(objects: Objects, core: int | None) -> AsyncIterator[Plac
 
 @asynccontextmanager
 async def disk_cache(objects: Objects, core: int | None) -> AsyncIterator[Place]:
-    """Read from a loader's cache on disk, whose files are in the page cache."""
+    """Read from a loader's disk cache, whose files are in the page cache."""
     share_bytes = 2 * objects.count * objects.size_bytes
     with TemporaryDirectory() as folder:
         config = FolderConfig(path=Path(folder), dataset="hits", owners=1, preferred=0, share_bytes=share_bytes)
@@ -156,7 +156,7 @@ def _redis_server(core: int | None) -> Iterator[tuple[int, int]]:
 
 @asynccontextmanager
 async def redis_server(objects: Objects, core: int | None) -> AsyncIterator[Place]:
-    """Read values of a Redis server with redis-py and hiredis, and copy each to where it is wanted."""
+    """Read values of a Redis server with redis-py and hiredis, and copy each to its destination."""
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import ConstantBackoff
@@ -181,7 +181,7 @@ async def redis_server(objects: Objects, core: int | None) -> AsyncIterator[Plac
 
 @asynccontextmanager
 async def warm_functions(objects: Objects, core: int | None, *, code: ErasureCode) -> AsyncIterator[Place]:
-    """Read from a proxy in this process, whose nodes never sleep; they have all cores."""
+    """Read from a proxy in this process, whose nodes never sleep and have all cores."""
     offered = [Object(ref, body) for ref, body in objects.refs()]
     async with fleet(patient(code, keep_warm_seconds=3600.0, linger_seconds=600.0)) as running:
         await running.put(offered)
@@ -232,4 +232,4 @@ PLACES: dict[str, Opened] = {
     "warm-10+2": partial(warm_functions, code=ErasureCode(10, 2)),
     "bucket": bucket,
 }
-"""By the names that the command line has for them."""
+"""Name on the command line → place."""

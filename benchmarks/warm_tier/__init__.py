@@ -1,1 +1,1 @@
-"""The warm tier in the local function cloud: its rate, its tail, what losses cost, and its memory."""
+"""The warm tier in the local function cloud: its rate, tail latency, cost of losses, and memory."""

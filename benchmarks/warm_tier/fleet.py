@@ -1,4 +1,4 @@
-"""Node functions in the local function cloud, and the proxy of this process that calls them."""
+"""Node functions in the local function cloud, and a proxy in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAC = ShardMac(_TIER_SECRET.shards_key)
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A super-sample, as the tier sees one."""
+    """A super-sample in the tier."""
 
     ref: ObjectRef
     data: bytes
@@ -49,7 +49,7 @@ class Object:
 
 
 def create_objects(count: int, size_bytes: int) -> list[Object]:
-    """Return objects with bytes that no other has."""
+    """Return objects with different bytes."""
     rng = np.random.default_rng(7)
     bodies = [rng.bytes(size_bytes) for _ in range(count)]
     return [
@@ -62,24 +62,24 @@ class Fleet:
     """A proxy and its nodes.
 
     Attributes:
-        cloud: that runs the nodes.
-        proxy: of this process.
-        secret: of all of them.
-        tenant: by which objects are named.
+        cloud: cloud that runs the nodes.
+        proxy: proxy in this process.
+        secret: secret of all of them.
+        tenant: tenant whose key names the objects.
     """
 
     def __init__(self, cloud: FunctionCloud, proxy: Proxy) -> None:
         self.cloud, self.proxy, self.secret, self.tenant = cloud, proxy, _SECRET, _TIER_SECRET
 
     async def put(self, objects: Sequence[Object]) -> None:
-        """Put objects away, and wait until all are."""
+        """Write objects, and wait until all are written."""
         for each in objects:
             self.proxy.objects.offer(each.name, memoryview(each.data))
             await self.quiet()
         assert self.proxy.statistics().stored >= len(objects), self.proxy.statistics()
 
     async def quiet(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until all writes have ended."""
         while self.proxy.statistics().pending_bytes:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
 
@@ -95,12 +95,12 @@ class Fleet:
         return found
 
     def node_seconds(self) -> float:
-        """Return the processor time of all nodes, to the nanosecond where the system tells."""
+        """Return the processor time of all nodes, in seconds, with nanoseconds if the system reports them."""
         return sum(processor_seconds(process.pid) for process in self.processes())
 
     @asynccontextmanager
     async def program(self) -> AsyncIterator[tuple[int, SharedTier]]:
-        """Run `stoker warm proxy` in the place of this process's proxy; yield its process id, and a tier of it."""
+        """Run `stoker warm proxy` instead of this process's proxy; yield its process id, and a tier that uses it."""
         config = self.proxy.config
         await self.proxy.close()
         settings = f"nodes={config.nodes}&code={config.code}&linger=30s&ping=10s&wake=120s"
@@ -124,7 +124,7 @@ class Fleet:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time of a process, to the nanosecond where the system tells."""
+    """Return the processor time of a process, in seconds, with nanoseconds if the system reports them."""
     try:
         threads = Path(f"/proc/{pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
@@ -135,7 +135,7 @@ def processor_seconds(pid: int) -> float:
 
 @asynccontextmanager
 async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
-    """Run a fleet of real awslambdaric processes; when the block is left, nothing of it is."""
+    """Run a fleet of real awslambdaric processes, which end with the block."""
     functions = tuple(
         FunctionSpec(
             name=f"{_PREFIX}-{config.node_name(node)}",

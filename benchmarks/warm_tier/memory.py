@@ -17,11 +17,11 @@ OBJECT_BYTES, OBJECTS = 1 << 20, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What the proxy's process holds, which also has the objects and the function cloud.
+    """Memory of the proxy's process, which also has the objects and the function cloud.
 
     Attributes:
-        reads: after how many.
-        resident_bytes: of the process then.
+        reads: number of reads so far.
+        resident_bytes: resident memory of the process.
     """
 
     reads: int
@@ -29,7 +29,7 @@ class Memory:
 
 
 async def memory(reads: int, samples: int = 10) -> list[Memory]:
-    """Read ``reads`` objects, and look at the memory of the proxy ``samples`` times meanwhile."""
+    """Read ``reads`` objects, and sample the memory of the proxy ``samples`` times meanwhile."""
     objects, found = create_objects(OBJECTS, OBJECT_BYTES), []
     into, process = memoryview(bytearray(OBJECT_BYTES)), psutil.Process()
     async with fleet(patient(ErasureCode(4, 2))) as running:

@@ -1,4 +1,4 @@
-"""The same bytes over one TCP connection between two processes, and nothing else: what a tier is measured by."""
+"""A copy of the same bytes over one TCP connection between two processes: the reference for tiers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Copied", "copied"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What copying took.
+    """Cost of a copy.
 
     Attributes:
-        seconds: in all.
-        processor_seconds: of both processes.
+        seconds: duration.
+        processor_seconds: processor time of both processes.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ def _send(
 
 
 def copied(bodies: Sequence[bytes], times: int) -> Copied:
-    """Copy bodies in turn, one after the other is asked for, by blocking calls into memory that is there."""
+    """Copy bodies in turn, each on a request, with blocking calls, into mapped memory."""
     context = multiprocessing.get_context("spawn")
     spent: multiprocessing.SimpleQueue[float] = context.SimpleQueue()
     into = memoryview(bytearray(len(bodies[0])))

@@ -1,7 +1,7 @@
-"""Rate and processor time of reads through the tier, beside a plain TCP copy of the same bytes.
+"""Rate and processor time of reads through the tier, compared with a plain TCP copy of the same bytes.
 
-Nodes, proxy and reader are on one machine, as the plain copy's two processes are. Reads come one after the other, so a
-read's time is its latency. Ratios are within one round; medians of the rounds.
+Nodes, proxy and reader are on one machine, like the two processes of the plain copy. Reads are sequential, so a read's
+time is its latency. Ratios are within one round; figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN_SECONDS = 120.0
 
 
 def patient(code: ErasureCode, **changes: object) -> WarmConfig:
-    """Return settings for a busy machine, on which a process may be late for reasons of its own."""
+    """Return settings for a busy machine, on which processes may be late."""
     settings: dict[str, object] = {
         "nodes": code.shards,
         "code": code,
@@ -42,15 +42,15 @@ def patient(code: ErasureCode, **changes: object) -> WarmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What reads came to, of one code.
+    """Figures of reads with one code.
 
     Attributes:
-        code: of the objects.
-        bytes_per_second: of reads one after the other.
-        rate: over that of the plain copy in the same round.
-        processor: seconds a byte, proxy and nodes, over those of the plain copy.
-        plain_bytes_per_second: of the plain copy.
-        median_seconds: of a read.
+        code: erasure code of the objects.
+        bytes_per_second: rate of sequential reads.
+        rate: ratio to the rate of the plain copy in the same round.
+        processor: ratio of the processor time per byte, of proxy and nodes, to that of the plain copy.
+        plain_bytes_per_second: rate of the plain copy.
+        median_seconds: median duration of a read.
     """
 
     code: ErasureCode
@@ -62,7 +62,7 @@ class Rates:
 
 
 async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
-    """Measure a code, through the proxy of this process."""
+    """Measure a code, with the proxy of this process."""
     objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
@@ -71,7 +71,7 @@ async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
 
 
 async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
-    """Measure a code, through a proxy that is a process of its own, over HTTP: one more hop."""
+    """Measure a code, with a proxy in another process, over HTTP: one more hop."""
     objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
@@ -85,7 +85,7 @@ async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
 
 
 async def _wait_until_known(tier: Tier, objects: Sequence[Object]) -> None:
-    """Wait until a proxy that has just begun knows what its nodes hold."""
+    """Wait until a new proxy knows the content of its nodes."""
     into = memoryview(bytearray(OBJECT_BYTES))
     async with asyncio.timeout(_KNOWN_SECONDS):
         for each in objects:
@@ -101,7 +101,7 @@ async def _rates(
     times: tuple[int, int],
 ) -> Rates:
     rounds, reads = times
-    await _read(tier, objects, 2 * OBJECTS)  # all nodes are awake, all memory is in use
+    await _read(tier, objects, 2 * OBJECTS)  # all nodes run, all memory is mapped
     found = [await _round(tier, seconds_of_others, objects, reads) for _ in range(rounds)]
     seconds, size_bytes = [each.seconds for each, _, _ in found], reads * OBJECT_BYTES
     return Rates(

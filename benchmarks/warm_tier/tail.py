@@ -1,4 +1,4 @@
-"""Latency of super-samples where 5% of a bucket's requests are late by 2 s: alone, hedged, and behind the tier."""
+"""Latency of super-samples if 5% of a bucket's requests are late by 2 s: without hedges, hedged, and with the tier."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ OBJECT_BYTES, OBJECTS = 8 << 20, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """Latencies of reads, one after the other.
+    """Latencies of sequential reads.
 
     Attributes:
-        name: of the way to read.
-        median_seconds: of all reads.
-        p99_seconds: 99 of 100 took no longer.
-        requests: to the bucket, for each read.
-        reads: that were made.
+        name: name of the way to read.
+        median_seconds: median of all reads.
+        p99_seconds: 99th percentile of all reads.
+        requests: number of bucket requests per read.
+        reads: number of reads.
     """
 
     name: str
@@ -72,11 +72,11 @@ async def tails(reads: int) -> list[Tail]:
 
 
 class Reading:
-    """Objects that are read in turn, one after the other.
+    """Objects that are read in turn, sequentially.
 
     Args:
-        objects: which.
-        reads: how many of them.
+        objects: objects to read.
+        reads: number of reads.
     """
 
     def __init__(self, objects: Sequence[Object], reads: int) -> None:

@@ -16,15 +16,15 @@ from common import Packing, Running, Source, decode, main
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 from litdata.streaming import downloader
 
-# A chunk whose samples fall to two workers is read whole for each of them: at the default of 64 MB that takes minutes.
+# A chunk with samples of two workers is read whole by each of them: at the default of 64 MB that takes minutes.
 CHUNK_BYTES = "4MB"
-# Its client, obstore, takes no plain HTTP unless told so, and there is no public way to tell it.
+# Its client, obstore, refuses plain HTTP without a setting that has no public interface.
 downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
 
 
 @cache
 def source(packing: Packing) -> Source:
-    """Return the samples, opened once in each of the processes that pack."""
+    """Return the samples, opened once in each packing process."""
     return packing.samples()
 
 
@@ -48,7 +48,7 @@ def decoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def copied(sample: dict[str, Any]) -> dict[str, Any]:
-    """Own the bytes, which are a view of the chunk: neither collating nor sending to another process takes one."""
+    """Copy the bytes, which are a view of the chunk: views can be neither collated nor sent to another process."""
     return {**sample, "data": bytes(sample["data"])}
 
 

@@ -1,7 +1,7 @@
-"""One object and one GET a sample: a map-style data set under torch's own DataLoader, shuffled, as many start out.
+"""One object and one GET per sample: a shuffled map-style data set in torch's own DataLoader.
 
-The workers are given by ``--workers``; what a data set of objects needs is many of them, since each waits for one
-answer at a time. See README.md in the folder above.
+``--workers`` is the number of workers; objects need many, since each waits for one response at a time. See README.md in
+the folder above.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COUNT = "samples"
 
 @cache
 def client() -> Any:
-    """Return this process's client; workers are forked before they first ask."""
+    """Return this process's client; workers are forked before its first call."""
     return boto3.client("s3", config=Config(max_pool_connections=UPLOADS))
 
 
 class Objects(Dataset[tuple[np.ndarray | bytes, int]]):
-    """The samples under a URL, the i-th being the object named by its number."""
+    """The samples under a URL; an object's name is its sample's number."""
 
     def __init__(self, running: Running) -> None:
         self._bucket, self._prefix = bucket_and_prefix(running.url)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-# Its ready-made vision data sets, which nothing here uses, need torchvision, which has no build for every torch.
+# Its vision data sets, which are not used here, need torchvision, which does not have a build for every torch.
 sys.modules["streaming.vision"] = ModuleType("streaming.vision")
 
 from common import SHAPES, Packing, Running, decode, main
@@ -24,7 +24,7 @@ SHARD_BYTES = 1 << 26
 
 
 class Decoded(StreamingDataset):
-    """A data set of JPEGs, decoded one by one as they are asked for."""
+    """A data set of JPEGs, which are decoded one by one on access."""
 
     def __getitem__(self, at: Any) -> dict[str, Any]:
         sample: dict[str, Any] = super().__getitem__(at)
@@ -44,7 +44,7 @@ def pack(packing: Packing) -> None:
 
 
 def loader(running: Running) -> DataLoader[Any]:
-    clean_stale_shared_memory()  # of a run that was killed, or this one would wait for it
+    clean_stale_shared_memory()  # of a run that was killed; otherwise this one would wait for it
     kind = Decoded if running.decoded else StreamingDataset
     dataset = kind(
         remote=running.url,
@@ -54,7 +54,7 @@ def loader(running: Running) -> DataLoader[Any]:
         batch_size=running.batch,
     )
     for stream in dataset.streams:
-        # Workers are forked with the connection that fetched the index; sharing it, they hang or mix their answers.
+        # Workers inherit the connection that fetched the index; if they shared it, they would hang or mix responses.
         stream._downloader.clean_up()  # noqa: SLF001
     return DataLoader(
         dataset,

@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 
 @cache
 def client() -> Any:
-    """Return this process's client; workers are forked before they first ask."""
+    """Return this process's client; workers are forked before its first call."""
     return boto3.client("s3")
 
 
