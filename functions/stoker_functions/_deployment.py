@@ -229,7 +229,7 @@ def _check_allowed(url: str, roots: Iterable[str], what: str, variable: str) -> 
     except ConfigError as error:
         raise EventError(f"the event's {what} is not a URL: {error}") from None
     if not any(canonical_url.startswith(parse_url(root).canonical_url) for root in roots):
-        raise EventError(f"this deployment may not touch the {what} {url[:200]!r}; {variable} lists what it may")
+        raise EventError(f"this deployment may not use the {what} {url[:200]!r}; add it to {variable}")
     return url
 
 

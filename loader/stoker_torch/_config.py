@@ -33,7 +33,7 @@ def validate_integer(name: str, value: object, minimum: int) -> int:
         ConfigError: the value is not an integer, or less than ``minimum``.
     """
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < minimum:
-        raise ConfigError(f"{name} {value!r} is not an integer of at least {minimum}")
+        raise ConfigError(f"{name} must be an integer of at least {minimum}, not {value!r}")
     return int(value)
 
 
@@ -62,7 +62,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.egress not in get_args(Egress):
-            raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
+            raise ConfigError(f"egress must be one of {', '.join(get_args(Egress))}, not {self.egress!r}")
         if self.dollars is not None:
             parse_dollars(self.dollars)
         max_dollars: object = self.max_dollars_per_epoch
@@ -71,7 +71,7 @@ class Budget:
         )
         if not is_number or math.isnan(self.max_dollars_per_epoch):
             raise ConfigError(
-                f"max_dollars_per_epoch {max_dollars!r:.80} is not a number of dollars; for no limit write float('inf')"
+                f"max_dollars_per_epoch must be a number of dollars, float('inf') for no limit, not {max_dollars!r:.80}"
             )
 
     @classmethod
@@ -114,7 +114,7 @@ class WorkerOptions:
         object.__setattr__(self, "max_bad_samples", validate_integer("max_bad_samples", self.max_bad_samples, 0))
         seconds: object = self.timeout_seconds
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= TIMEOUT_MAX:
-            raise ConfigError(f"timeout_seconds {seconds!r} is not a number of seconds from 0, which is no limit")
+            raise ConfigError(f"timeout_seconds must be a number of seconds, 0 for no limit, not {seconds!r}")
 
     @classmethod
     def of(cls, workers: int | WorkerOptions | None) -> WorkerOptions:
@@ -147,7 +147,7 @@ _FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
 _HINTS = {
     "collate_fn": "use collate=, a function of the list of a batch's samples",
     "generator": "use seed=, an integer that fixes the order of every epoch",
-    "prefetch_factor": "fetching ahead needs no setting: it goes as far as memory= allows",
+    "prefetch_factor": "the loader fetches ahead as far as memory= allows",
     "in_order": "batches always come in order",
     "dataset": "the first argument is the URL of a packed data set",
     "sampler": "the order is chosen by shuffle= and seed=; for a sampler, use stoker.open(url) in a DataLoader",
@@ -282,7 +282,7 @@ class StreamConfig:
         for name in _FLAGS:
             flag = getattr(self, name, False)
             if not isinstance(flag, bool | np.bool_):
-                raise ConfigError(f"{name} is True or False, not {flag!r}")
+                raise ConfigError(f"{name} must be True or False, not {flag!r}")
         self._check_functions()
         self._check_columns()
         self.memory_bytes()
@@ -291,29 +291,29 @@ class StreamConfig:
         WorkerOptions.of(self.workers)
         Budget.of(self.budget)
         if isinstance(self.schedule, type) or not callable(getattr(self.schedule, "admit", None)):
-            raise ConfigError(f"schedule is a stoker.Schedule, such as stoker.Continuous(), not {self.schedule!r}")
+            raise ConfigError(f"schedule must be a stoker.Schedule, such as stoker.Continuous(), not {self.schedule!r}")
         check_fetch(self.fetch)
 
     def _check_functions(self) -> None:
         if self.decode is not None and not isinstance(self.decode, Mapping):
-            raise ConfigError(f"decode is a dictionary of column and function, not {self.decode!r}")
+            raise ConfigError(f"decode must be a dictionary from column to function, not {self.decode!r}")
         functions = {f"decode[{name!r}]": function for name, function in (self.decode or {}).items()}
         for name in ("transform", "collate", "batch_transform"):
             if getattr(self, name) is not None:
                 functions[name] = getattr(self, name)
         for name, function in functions.items():
             if not callable(function):
-                raise ConfigError(f"{name} is a function, not {function!r}")
+                raise ConfigError(f"{name} must be a function, not {function!r}")
             takes_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
 
     def _check_tier(self) -> None:
         if self.tier is not None and self.warm is not None:
-            raise ConfigError("tier= and warm= are two names of one setting: give tier= alone")
+            raise ConfigError("tier= and warm= name the same setting; give only tier=")
         tier = self.warm if self.tier is None else self.tier
         if isinstance(tier, type):
-            raise ConfigError(f"tier is the class {tier.__name__}; give an object of it")
+            raise ConfigError(f"tier must be an instance of {tier.__name__}, not the class itself")
         if isinstance(tier, list | tuple) and (not tier or not all(isinstance(url, str) for url in tier)):
-            raise ConfigError(f"tier is one URL, or a sequence of the URLs of servers, not {tier!r:.80}")
+            raise ConfigError(f"tier must be a URL or a sequence of server URLs, not {tier!r:.80}")
         missing = [name for name in ("name", "read", "offer", "close") if not hasattr(tier, name)]
         if tier is not None and not isinstance(tier, str | list | tuple) and missing:
             raise ConfigError(
@@ -323,13 +323,13 @@ class StreamConfig:
 
     def _check_columns(self) -> None:
         if isinstance(self.columns, str):
-            raise ConfigError(f"columns is a sequence of names: write columns=[{self.columns!r}]")
+            raise ConfigError(f"columns must be a sequence of names; write columns=[{self.columns!r}]")
         if self.columns is None:
             return
         if not self.columns:
-            raise ConfigError("columns is empty; name at least one, or leave it out for all")
+            raise ConfigError("columns is empty; name at least one column, or leave it out to read all")
         if unknown := [name for name in self.decode or () if name not in self.columns]:
-            raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
+            raise ConfigError(f"decode has the columns {', '.join(unknown)}, which columns= leaves out")
 
     if not TYPE_CHECKING:  # else a type checker would take any name for an attribute
 

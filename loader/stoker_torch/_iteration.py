@@ -223,7 +223,10 @@ class LoaderResources:
         config = self.config
         unknown = [name for name in config.decode or () if name not in manifest.schema]
         if unknown:
-            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+            raise ConfigError(
+                f"decode has unknown columns {', '.join(unknown)}; the data set has the columns "
+                f"{', '.join(manifest.schema)}"
+            )
         tier_set = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
         arguments = self.store, manifest, pipeline_config, self.thread
         options: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}

@@ -41,7 +41,7 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
             than 1 and ``RANK`` is not set.
     """
     if (rank is None) != (world_size is None):
-        raise ConfigError(f"rank {rank} and world_size {world_size} go together: give both or neither")
+        raise ConfigError(f"rank and world_size must be given together, not rank={rank} and world_size={world_size}")
     if rank is not None and world_size is not None:
         return rank, world_size
     if _is_distributed():
@@ -64,8 +64,8 @@ def confirm_rank(rank: int, world_size: int) -> None:
     """
     if _is_distributed() and (rank, world_size) != (distributed.get_rank(), distributed.get_world_size()):
         raise ConfigError(
-            f"this was made as rank {rank} of {world_size}, and torch.distributed says rank {distributed.get_rank()} "
-            f"of {distributed.get_world_size()}; {_REMEDY}"
+            f"this was constructed as rank {rank} of {world_size}, but torch.distributed has rank "
+            f"{distributed.get_rank()} of {distributed.get_world_size()}; {_REMEDY}"
         )
 
 

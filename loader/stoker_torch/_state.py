@@ -48,7 +48,7 @@ def read_integer(state: Mapping[str, Any], name: str, minimum: int = 0) -> int:
     """
     number = state[name]
     if type(number) is not int or not minimum <= number < _INTEGER_END:
-        raise StateError(f"the state's {name} {shown(number)} is not an integer of at least {minimum}")
+        raise StateError(f"the state's {name} must be an integer of at least {minimum}, not {shown(number)}")
     return number
 
 

@@ -147,7 +147,9 @@ class StreamDataset(IterableDataset[Any]):
             TypeError: the data set yields batches, whose number depends on the workers.
         """
         if self.batch_size is not None:
-            raise TypeError("how many batches a StreamDataset has depends on the number of workers: it has no len()")
+            raise TypeError(
+                "a StreamDataset with batch_size= has no len(): the number of batches depends on the number of workers"
+            )
         self._is_length_trusted = uses_loader_length()
         samples = self.manifest.samples if self.config.limit is None else min(self.manifest.samples, self.config.limit)
         like = self.rank if self.config.evaluation else self.world_size - 1 if self.config.drop_last else 0

@@ -115,7 +115,7 @@ class Dataset(Closeable):
         fetch: FetchConfig | None = None,
     ) -> None:
         if version is not None and (type(version) is not int or version < 1):
-            raise ConfigError(f"version {version!r} is not a positive integer")
+            raise ConfigError(f"version must be a positive integer, not {version!r}")
         self._place, self.url = url, url_of(url)
         self._settings: dict[str, Any] = {"memory": memory, "options": options, "fetch": fetch}
         memory_bytes = parse_bytes(memory, "memory")

@@ -107,11 +107,13 @@ class ImageDecoder:
     def __post_init__(self) -> None:
         _check_options((self.height, self.width), self.mode, self.resize, self.max_pixels)
         if self.random_crop is not None and not isinstance(self.random_crop, RandomResizedCrop):
-            raise ConfigError(f"random_crop {self.random_crop!r} is not a RandomResizedCrop: write RandomResizedCrop()")
+            raise ConfigError(
+                f"random_crop must be a RandomResizedCrop, such as RandomResizedCrop(), not {self.random_crop!r}"
+            )
         if not isinstance(self.flip, int | float) or not 0 <= self.flip <= 1:
-            raise ConfigError(f"flip {self.flip!r} is not a probability from 0 to 1")
+            raise ConfigError(f"flip must be a probability from 0 to 1, not {self.flip!r}")
         if (self.mean is None) != (self.std is None):
-            raise ConfigError("mean and std belong together: give both, or none")
+            raise ConfigError("mean and std must be given together")
         for name in ("mean", "std"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _validate_channels(name, values, self.mode))
@@ -187,13 +189,13 @@ def decode_image(
 
 def _check_options(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int) -> None:
     if size is not None and not (len(size) == 2 and all(type(side) is int and side > 0 for side in size)):
-        raise ConfigError(f"size {size!r} is not (height, width) in pixels")
+        raise ConfigError(f"size must be (height, width) in pixels, not {size!r}")
     if mode not in get_args(Mode):
-        raise ConfigError(f"mode {mode!r} is not one of {', '.join(get_args(Mode))}")
+        raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
     if resize not in get_args(Resize):
-        raise ConfigError(f"resize {resize!r} is not one of {', '.join(get_args(Resize))}")
+        raise ConfigError(f"resize must be one of {', '.join(get_args(Resize))}, not {resize!r}")
     if max_pixels < 1:
-        raise ConfigError(f"max_pixels {max_pixels!r} is not at least 1")
+        raise ConfigError(f"max_pixels must be at least 1, not {max_pixels!r}")
 
 
 def _validate_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[float, ...]:
@@ -203,7 +205,9 @@ def _validate_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[
         channels = ()
     least = 0 if name == "std" else -math.inf
     if len(channels) != (1 if mode == "L" else 3) or not all(least < value < math.inf for value in channels):
-        raise ConfigError(f"{name} {values!r} is not a number{' above 0' * (name == 'std')} for each channel of {mode}")
+        raise ConfigError(
+            f"{name} must be a number{' above 0' * (name == 'std')} for each channel of {mode}, not {values!r}"
+        )
     return channels
 
 

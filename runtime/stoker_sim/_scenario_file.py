@@ -166,15 +166,19 @@ class TomlSection:
         try:
             return make(**given)
         except ConfigError as error:
-            raise ConfigError(f"{self._file}: {self._path + ': ' if self._path else ''}{error}") from None
+            raise self.error(str(error)) from None
 
     def reject_unread(self) -> None:
         """Raise ConfigError if fields are left that were not read."""
         if self._unread:
             raise ConfigError(
-                f"{self._file}: {self._full_name(min(self._unread))} means nothing here: leave it out, or check "
-                f"the spelling"
+                f"{self._file}: {self._full_name(min(self._unread))} has no effect here; remove it, or check "
+                f"its spelling"
             )
+
+    def error(self, message: str) -> ConfigError:
+        """Return an error with the file and this section's path before its message."""
+        return ConfigError(f"{self._file}: {self._path + ': ' if self._path else ''}{message}")
 
     def invalid_value(self, name: str, value: object, expected: str) -> ConfigError:
         """Return the error for a field with an invalid value.

@@ -49,7 +49,7 @@ class WarmSecret(_shared.EnvironmentSecret):
     __slots__ = ()
     variable = "STOKER_WARM_SECRET"
     owner = "the warm tier"
-    remedy = "`stoker warm secret` creates one; set it as STOKER_WARM_SECRET for the proxy and its nodes"
+    remedy = "create one with `stoker warm secret`, and set it for the proxy and its nodes"
 
     def mac(self, *parts: str | int | Head) -> str:
         """Return the HMAC-SHA256 of some values, in hexadecimal digits."""

@@ -73,8 +73,8 @@ class WarmConfig(BoundedConfig):
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.code.shards <= self.nodes <= MAX_NODES:
             raise ConfigError(
-                f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}; "
-                "deploy more nodes, or use a smaller code"
+                f"nodes must be from {self.code.shards}, the number of shards of code {self.code}, to {MAX_NODES}, not "
+                f"{self.nodes}; deploy more nodes, or use a smaller code"
             )
 
     @property
@@ -128,14 +128,14 @@ class WarmDeployment(BoundedConfig):
             ConfigError: The URL is malformed, or a setting is unknown, repeated or invalid; the message names it.
         """
         if not isinstance(url, str):
-            raise ConfigError(f"a warm tier is given as a URL, not as {url!r:.60}; {_EXAMPLE}")
+            raise ConfigError(f"a warm tier must be a URL, not {url!r:.60}; {_EXAMPLE}")
         scheme, _, rest = url.partition("://")
         prefix, _, query = rest.partition("?")
         if "@" in rest:
             # The text before the @ may be a secret, so the message does not repeat the URL.
             raise ConfigError("a warm tier's URL contains a user or password; set the secret as STOKER_WARM_SECRET")
         if scheme not in _EXECUTORS:
-            raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is not a kind of warm tier; {_EXAMPLE}")
+            raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is not the scheme of a warm tier; {_EXAMPLE}")
         return _create_deployment(scheme, prefix.removesuffix("/"), _parse_query(query))
 
 
@@ -143,9 +143,11 @@ def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) ->
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{prefix!r:.{_SHOWN_CHARACTERS}} cannot be the prefix of functions; {_EXAMPLE}")
     if "listen" not in settings:
-        raise ConfigError(f"listen is missing: the address at which nodes connect to this process; {_EXAMPLE}")
+        raise ConfigError(
+            f"the URL of the warm tier lacks listen=, the address of this process for its nodes; {_EXAMPLE}"
+        )
     if ("certificate" in settings) != ("key" in settings):
-        raise ConfigError("give both certificate and key: the PEM files of the proxy's certificate and of its key")
+        raise ConfigError("certificate= and key=, the PEM files of the proxy, must be given together")
     executor, bucket = _EXECUTORS[scheme]
     fleet = WarmDeployment(
         executor=executor,
@@ -156,12 +158,10 @@ def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) ->
     )
     if fleet.listen.is_everywhere and fleet.advertised is None:
         raise ConfigError(
-            f"advertise is missing: nodes cannot connect to {fleet.listen.host}; give an address at which they can"
+            f"nodes cannot connect to {fleet.listen.host}; add advertise=, an address at which they reach this process"
         )
     if fleet.advertised is not None and not fleet.advertised.port:
-        raise ConfigError(
-            f"advertise of a warm tier: nodes cannot connect to {fleet.advertised}; give a port other than 0"
-        )
+        raise ConfigError(f"nodes cannot connect to advertise={fleet.advertised}; give a port other than 0")
     return fleet
 
 
@@ -175,7 +175,7 @@ def _parse_query(query: str) -> dict[str, str]:
         name, _, value = pair.partition("=")
         if name not in known and name not in _REMOVED_SETTINGS:
             raise ConfigError(
-                f"{name[:_SHOWN_CHARACTERS]!r} is not a setting of this tier; there are {', '.join(sorted(known))}"
+                f"{name[:_SHOWN_CHARACTERS]!r} is not a setting of a warm tier; use {', '.join(sorted(known))}"
             )
         if name in settings:
             raise ConfigError(f"{name} is given twice in the URL of a warm tier; remove one")

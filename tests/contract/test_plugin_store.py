@@ -224,7 +224,9 @@ def test_a_plug_in_takes_its_settings_from_its_url(install: Callable[..., None])
     store = stoker.open_store("mine://host:9000/a%20b?x=1/")
     assert isinstance(store, MeteredStore)
     assert store.url == "mine://host:9000/a%20b?x=1"
-    with pytest.raises(ConfigError, match="takes no S3Options"):
+    with pytest.raises(
+        ConfigError, match=r"^mine://place is opened by a plug-in, which takes no S3Options; leave options="
+    ):
         stoker.open_store("mine://place", options=stoker.S3Options())
     with pytest.raises(ConfigError, match="user or password") as refused:
         stoker.open_store("mine://user:SECRET@place")

@@ -83,7 +83,7 @@ def test_functions_that_die_and_are_throttled_pack_every_object_once_and_the_bil
 def test_what_a_function_may_not_touch_is_its_error_and_nothing_is_packed(clouds: Clouds) -> None:
     said = packed(clouds, "s3://stoker/elsewhere", code=1)
     assert "EventError" in said
-    assert "STOKER_DATASETS lists what it may" in said
+    assert "add it to STOKER_DATASETS" in said
     assert "tasks failed" in said
 
 

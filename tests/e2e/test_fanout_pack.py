@@ -197,9 +197,9 @@ def test_options_that_reach_a_bucket_are_passed_on_to_the_functions(
     [
         (("--on", "slurm"), "there is no executor 'slurm'; installed: gcf, lambda, local, ray"),
         (("--on", "lambda", "--function-region", "eu-west-1"), "cannot reach"),
-        (("--workers", "3"), "--workers goes with --on"),
-        (("--part-bytes", "1MiB"), "--part-bytes goes with --on"),
-        (("--function-region", "eu-west-1"), "--function-region goes with --on"),
+        (("--workers", "3"), "--workers needs --on"),
+        (("--part-bytes", "1MiB"), "--part-bytes needs --on"),
+        (("--function-region", "eu-west-1"), "--function-region needs --on"),
         (("--on", "local", "--concurrency", "3"), "--concurrency"),
         (("--on", "local", "--function-prefix", "mine"), "--function-prefix has no effect with --on local"),
         (("--on", "local", "--function-url", "http://localhost:1"), "--function-url has no effect with --on local"),
@@ -234,4 +234,7 @@ def test_a_commit_that_tells_nothing_is_a_typed_error(
 
     monkeypatch.setattr("stoker.fanout.open_executor", lambda *_: Foreign(unused))
     assert main(["pack", str(files(tmp_path / "in", 3)), str(tmp_path / "out"), "--on", "foreign"]) == 1
-    assert "deploy this stoker's functions" in capsys.readouterr().err
+    assert (
+        "stoker: error: the functions on scripted are of another release of stoker: their commit returned no version; "
+        "deploy those of this release"
+    ) in capsys.readouterr().err

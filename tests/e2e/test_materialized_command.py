@@ -159,7 +159,7 @@ def test_functions_that_there_are_not_are_refused(url: Path, capsys: pytest.Capt
     assert main(command(url, "--epoch", "1", "--on", "the moon")) == 2
     assert "the moon" in capsys.readouterr().err
     assert main(command(url, "--epoch", "1", "--workers", "3")) == 2
-    assert "--workers goes with --on" in capsys.readouterr().err
+    assert "--workers needs --on" in capsys.readouterr().err
     assert main(command(url, "--epoch", "1", "--on", "lambda", "--function-region", "us-east-1")) == 2
     assert "cannot reach" in capsys.readouterr().err
 

@@ -113,7 +113,7 @@ def test_before_anything_is_read_a_secret_is_needed_which_is_not_shown_and_a_tie
         reader(data, batch_size=16, warm=URL)
     assert "MARKER" not in str(caught.value)
     monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())
-    for wrong, message in (("warm+lambda://stoker", "listen is missing"), ("10.0.0.5:7411", "a tier is a URL")):
+    for wrong, message in (("warm+lambda://stoker", "lacks listen="), ("10.0.0.5:7411", "a tier must be a URL")):
         with pytest.raises(ConfigError, match=message):
             reader(data, batch_size=16, warm=wrong)
 

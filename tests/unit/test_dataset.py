@@ -205,13 +205,13 @@ def test_dollars_are_those_of_the_store(url: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings", "error", "problem"),
     [
-        ({"columns": ["x", "y"]}, ConfigError, "columns y are not in the data set: x, image"),
+        ({"columns": ["x", "y"]}, ConfigError, "the data set has no column y; its columns are x, image"),
         ({"columns": []}, ConfigError, "columns"),
         ({"columns": "x"}, ConfigError, r"columns=\['x'\]"),
         ({"memory": "lots"}, ConfigError, "bytes"),
         ({"memory": "5KB"}, MemoryBudgetError, "give memory="),
-        ({"version": 0}, ConfigError, "version 0"),
-        ({"version": "1"}, ConfigError, "version '1'"),
+        ({"version": 0}, ConfigError, "version must be a positive integer, not 0"),
+        ({"version": "1"}, ConfigError, "version must be a positive integer, not '1'"),
         ({"version": 9}, NotFoundError, "no version 9; its newest is 1"),
         ({"options": stoker.S3Options()}, ConfigError, "S3Options"),
     ],

@@ -102,7 +102,9 @@ def test_code_without_a_module_name_is_warned_as_well() -> None:
 @pytest.mark.parametrize(("owner", "old", "new"), ARGUMENTS)
 def test_an_argument_by_both_names_is_an_error(owner: str, old: str, new: str) -> None:
     function, settings = CALLABLES[owner]
-    with pytest.raises(ArgumentError, match=f"^{re.escape(owner)} is given {old}= beside {new}="):
+    with pytest.raises(
+        ArgumentError, match=f"^{re.escape(owner)} got {old}=, the deprecated name of {new}=, and {new}= itself"
+    ):
         function(**{**settings, old: 1, new: 1})
 
 

@@ -285,8 +285,8 @@ def test_a_decoder_is_a_value_that_can_be_sent_to_another_process() -> None:
         ({"size": (5, 2.5)}, "size"),
         ({"size": (5,)}, "size"),
         ({"size": (True, 5)}, "size"),
-        ({"mode": "CMYK"}, "mode 'CMYK' is not one of RGB, L"),
-        ({"resize": "fit"}, "resize 'fit' is not one of crop, stretch"),
+        ({"mode": "CMYK"}, "mode must be one of RGB, L, not 'CMYK'"),
+        ({"resize": "fit"}, "resize must be one of crop, stretch, not 'fit'"),
         ({"max_pixels": 0}, "max_pixels 0"),
     ],
 )

@@ -109,9 +109,9 @@ def test_there_is_no_step_at_or_behind_the_end(position: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank 2"),
-        ({"batch_size": 1, "rank": -1}, "rank -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank must be in .*, not 2"),
+        ({"batch_size": 1, "rank": -1}, "rank must be in .*, not -1"),
         ({"batch_size": 1, "world_size": 0}, "world_size=0"),
         ({"batch_size": 1, "drop_last": True, "evaluation": True}, "drop_last"),
     ],

@@ -127,9 +127,9 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
         ("epochs = 0", "epochs is 0, not an integer of at least 1"),
         ("nodes = true", "nodes is True, not an integer"),
         ('in_step = "yes"', "in_step is 'yes', not true or false"),
-        ("speed = 3", "speed means nothing"),
+        ("speed = 3", "speed has no effect here"),
         ("bucket = 3", r"bucket is 3, not a table, \[bucket\]"),
-        ("bucket.rate = 3", "bucket.rate means nothing"),
+        ("bucket.rate = 3", "bucket.rate has no effect here"),
         ("bucket.error_fraction = 2", "bucket: error_fraction must be at least 0 and less than 1"),
         ("bucket.connection_bytes_per_second = '3 apples'", "bucket.connection_bytes_per_second: '3 apples' is not"),
         ("bucket.first_byte.seconds = -1", "bucket.first_byte.seconds is -1, not a number from 0 to 10"),
@@ -140,7 +140,10 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
             "bucket.first_byte = { seconds = 1, late_fraction = 2, late_seconds = 1 }",
             "first_byte.late_fraction is 2, not a number from 0 to 1",
         ),
-        ("bucket.first_byte = { seconds = 1, median_seconds = 2 }", "bucket.first_byte.median_seconds means nothing"),
+        (
+            "bucket.first_byte = { seconds = 1, median_seconds = 2 }",
+            "bucket.first_byte.median_seconds has no effect here",
+        ),
         ("bucket.first_byte.recorded = 'none.json'", "none.json cannot be read"),
         ("bucket.trace = 'none.json'", "none.json"),
         ("order.shuffle = 'random'", "order.shuffle is 'random', not one of none"),
@@ -158,9 +161,9 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
     [
         ("schedule.kind = 'fast'", "node.schedule.kind is 'fast', not one of continuous"),
         ("schedule = { kind = 'next-batch', depth = 0 }", "node.schedule.depth is 0"),
-        ("schedule = { kind = 'continuous', depth = 1 }", "node.schedule.depth means nothing"),
+        ("schedule = { kind = 'continuous', depth = 1 }", "node.schedule.depth has no effect here"),
         ("fetch.attempts = 0", "node.fetch: attempts must be more than 0"),
-        ("fetch.hedges = 1", "node.fetch.hedges means nothing"),
+        ("fetch.hedges = 1", "node.fetch.hedges has no effect here"),
         ("caches = 'disk'", r"node.caches is 'disk', not an array of tables, \[\[node.caches\]\]"),
         ("caches = [{ kind = 'disk' }]", r"node.caches\[0\].limit_bytes is missing"),
         ("caches = [{ limit_bytes = 1, policy = 'best' }]", r"node.caches\[0\].policy is 'best', not one of"),
@@ -169,7 +172,7 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
             r"node.caches\[0\].bytes_per_second is 0, not a number of",
         ),
         ("memory_bytes = '-1'", "node.memory_bytes"),
-        ("drop_last = true\nmemory = 3", "node.memory means nothing"),
+        ("drop_last = true\nmemory = 3", "node.memory has no effect here"),
     ],
 )
 def test_a_field_of_a_node_that_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -288,7 +291,9 @@ def test_a_deprecated_field_is_read_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_field_by_both_names_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"node\.fetch: FetchConfig is given concurrency_most= beside"):
+    with pytest.raises(
+        ConfigError, match=r"node\.fetch: FetchConfig got concurrency_most=, the deprecated name of max_concurrency="
+    ):
         read_scenario(written(tmp_path, LEAST + "fetch = { concurrency_most = 32, max_concurrency = 32 }"))
 
 

@@ -200,12 +200,12 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
     ("line", "message"),
     [
         ('code = "10"', "warm.code is '10', not a code"),
-        ("nodes = 5", "warm: objects in 10\\+2 shards need 12"),
+        ("nodes = 5", "warm: nodes must be from 12, the number of shards of code 10\\+2"),
         ("mean_life_seconds = 1", "warm.mean_life_seconds is 1, not a number"),
         ('limit_bytes = "2GiB"', "warm: limit_bytes is at most memory_bytes"),
         ("bytes_per_second = 0", "warm.bytes_per_second is 0"),
         ("keep_warm_seconds = inf", "keep_warm_seconds must be more than 0 and less than inf"),
-        ("lifes = 1", "warm.lifes means nothing"),
+        ("lifes = 1", "warm.lifes has no effect here"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:

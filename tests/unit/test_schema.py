@@ -187,7 +187,7 @@ def test_classes_must_be_text() -> None:
 
 @pytest.mark.parametrize("name", ["", "1a", "__crc32c__", "__x", "a.offsets", "a b", "é", "a\n", 3, None])
 def test_a_column_name_that_is_not_an_identifier_is_refused(name: Any) -> None:
-    with pytest.raises(SchemaError, match="is not allowed"):
+    with pytest.raises(SchemaError, match=r"column name .* is invalid"):
         Schema({name: Text()})
 
 
@@ -201,7 +201,7 @@ def test_a_schema_has_columns_of_the_right_kind_and_not_too_many() -> None:
         Schema({})
     with pytest.raises(SchemaError, match="at most 1024 columns, not 1025"):
         Schema({f"c{i}": Text() for i in range(MAX_COLUMNS + 1)})
-    with pytest.raises(SchemaError, match=r"column 'x' is 'uint8'; use stoker.Array"):
+    with pytest.raises(SchemaError, match=r"column 'x' must be a stoker.Array, .* not 'uint8'"):
         Schema({"x": "uint8"})  # type: ignore[dict-item]
 
 
@@ -221,7 +221,8 @@ def test_columns_are_chosen_by_name_in_the_order_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "problem"), [("abc", r"columns=\['abc'\]"), ([], r"columns \(\)"), (["a", "x"], "x are not.*: a, b$")]
+    ("names", "problem"),
+    [("abc", r"columns=\['abc'\]"), ([], "columns is empty"), (["a", "x"], "no column x; its columns are a, b$")],
 )
 def test_columns_that_cannot_be_chosen_are_named(names: Sequence[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):

@@ -52,7 +52,7 @@ def test_an_amount_is_a_number_or_text_with_its_currency(text: float | str, doll
     ],
 )
 def test_anything_else_is_refused(text: Any) -> None:
-    with pytest.raises(ConfigError, match="is not an amount of dollars"):
+    with pytest.raises(ConfigError, match="must be a positive amount"):
         parse_dollars(text)
 
 
@@ -61,12 +61,12 @@ def test_a_budget_warns_once_at_80_percent_and_raises_at_100() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         allowance.check(3.999)
-    with pytest.warns(SpendingWarning, match=r"\$4 are spent of \$5$"):
+    with pytest.warns(SpendingWarning, match=r"\$4 of \$5 has been spent$"):
         allowance.check(4.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         allowance.check(4.9)
-        with pytest.raises(CostBudgetError, match=r"\$5\.1 are spent of \$5\. .*state_dict\(\)") as caught:
+        with pytest.raises(CostBudgetError, match=r"\$5\.1 of \$5 has been spent; .*state_dict\(\)") as caught:
             allowance.check(5.1)
     assert (caught.value.spent_dollars, caught.value.budget_dollars) == (5.1, 5.0)
     assert not isinstance(caught.value, MemoryBudgetError)

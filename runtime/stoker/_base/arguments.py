@@ -148,7 +148,7 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
         if name in known:
             continue
         if name in hints:
-            advice = f": {hints[name]}"
+            advice = f"; {hints[name]}"
         elif likely := get_close_matches(name, known, n=1, cutoff=_SIMILARITY_CUTOFF):
             advice = f"; did you mean {likely[0]}=?"
         else:
@@ -206,7 +206,7 @@ def explain_arguments(
         def checked(self: object, *args: Any, **settings: Any) -> None:
             if len(args) > len(by_place):
                 places = " and ".join(by_place) or "no argument"
-                raise ArgumentError(f"{owner} takes only {places} by position, all else by name=")
+                raise ArgumentError(f"{owner} takes {places} by position only; pass the other arguments by name")
             settings = _rename_arguments(settings, renamed or {}, owner, given=by_place[: len(args)])
             settings = _move_arguments(settings, moved or {}, owner)
             check_names(settings, known, hints or {}, owner=owner)
@@ -261,7 +261,9 @@ def _rename_arguments(
     for old in [name for name in settings if name in renamed]:
         new = renamed[old]
         if new in settings or new in given:
-            raise ArgumentError(f"{owner} is given {old}= beside {new}=, its present name: leave {old}= out")
+            raise ArgumentError(
+                f"{owner} got {old}=, the deprecated name of {new}=, and {new}= itself; leave {old}= out"
+            )
         warn_renamed(f"{owner}({old}=…)", f"{new}=")
         settings = {new if name == old else name: value for name, value in settings.items()}
     return settings
@@ -278,7 +280,7 @@ def _move_arguments(settings: dict[str, Any], moved: Mapping[str, MovedArgument]
         place, value = moved[name], settings.pop(name)
         write = f"{place.setting}={place.options.__name__}({place.field}=…)"
         if isinstance(settings.get(place.setting), place.options):
-            raise ArgumentError(f"{owner} is given {name}= beside {place.setting}=: write {write}")
+            raise ArgumentError(f"{owner} got both {name}= and {place.setting}=; write {write}")
         warnings.warn(
             f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=caller_stacklevel()
         )

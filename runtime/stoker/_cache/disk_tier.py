@@ -81,8 +81,8 @@ class DiskTier:
     ) -> None:
         if config.share_bytes < disk_space_bytes(largest_bytes):
             raise MemoryBudgetError(
-                f"a disk cache of {format_bytes(config.share_bytes)} per process ({config.owners} share it) is smaller "
-                f"than the largest super-sample ({format_bytes(largest_bytes)}); raise its limit, or leave it out"
+                f"the disk cache {config.path} gives each process {format_bytes(config.share_bytes)}, which is smaller "
+                f"than the largest super-sample ({format_bytes(largest_bytes)}); raise limit=, or leave the cache out"
             )
         self.name = f"disk:{config.path}"
         self._config = config

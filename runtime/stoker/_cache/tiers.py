@@ -60,7 +60,7 @@ class MemoryTier:
         if limit_bytes < slot_bytes:
             raise MemoryBudgetError(
                 f"a memory cache of {format_bytes(limit_bytes)} per process is smaller than the largest super-sample "
-                f"({format_bytes(slot_bytes)}); raise its limit, or leave it out"
+                f"({format_bytes(slot_bytes)}); raise limit=, or leave the cache out"
             )
         self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
         self._index = CacheIndex(policy, self._ring.slots * slot_bytes, slot_bytes)
@@ -160,7 +160,7 @@ class CacheSpec(BoundedConfig):
             2000000000
         """
         if not isinstance(text, str):
-            raise ConfigError(f"a cache is given as a string, not as {text!r:.80}; {_EXAMPLE}")
+            raise ConfigError(f"a cache must be a string, not {text!r:.80}; {_EXAMPLE}")
         kind, _, rest = text.partition(":")
         path, _, query = rest.partition("?")
         if kind not in ("disk", "memory") or bool(path) != (kind == "disk") or "\0" in path:
@@ -169,7 +169,7 @@ class CacheSpec(BoundedConfig):
             given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
             settings = dict(given)
             if "limit" not in settings or len(settings) < len(given) or not settings.keys() <= {"limit", "policy"}:
-                raise ConfigError("it takes limit= and optionally policy=, each once")
+                raise ConfigError("it must have limit= and may have policy=, each once")
             limit = settings.pop("limit").replace(" ", "")
             return cls(
                 path=Path(path).expanduser().absolute() if path else None,
@@ -193,7 +193,9 @@ class CacheSpec(BoundedConfig):
         )
         specs = tuple(cls.parse(text) for text in texts)
         if len({spec.path for spec in specs}) < len(specs):
-            raise ConfigError("two caches are in the same place; give at most one in memory, and each folder once")
+            raise ConfigError(
+                "two caches use the same memory or folder; give at most one in memory, and each folder once"
+            )
         return specs
 
 
@@ -290,6 +292,6 @@ def open_tier(url: str, *, store: Readable, processes: int = 1) -> Tier:
     scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator:
         quoted = "the given text" if isinstance(url, str) and "@" in url else quote_value(url)  # it may hold a secret
-        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, not {quoted}")
+        raise ConfigError(f"a tier must be a URL such as warm://10.0.0.5:7411, not {quoted}")
     factory: TierFactory = load_plugin(_TIERS, scheme, "tier for the scheme")
     return factory(url, store=store, processes=processes)

@@ -426,7 +426,7 @@ def parse_dollars(text: float | str) -> float:
     elif isinstance(text, str) and len(text) <= _MAX_TEXT and (match := _DOLLARS.fullmatch(text.strip())):
         dollars = float(match[1].replace("_", "").replace(",", ""))
     if not 0 < dollars < math.inf:
-        raise ConfigError(f"{text!r:.{_MAX_TEXT}} is not an amount of dollars; write for example '5 USD' or 5.0")
+        raise ConfigError(f"dollars must be a positive amount such as 5.0 or '5 USD', not {text!r:.{_MAX_TEXT}}")
     return dollars
 
 
@@ -455,12 +455,11 @@ class CostBudget:
         """
         if spent_dollars >= self._dollars:
             raise CostBudgetError(
-                f"${spent_dollars:.6g} are spent of {self._description}. Nothing is lost: save state_dict(), "
-                f"and load it into a "
-                "loader with a budget of its own to go on",
+                f"${spent_dollars:.6g} of {self._description} has been spent; to continue, save state_dict() and load "
+                "it into a loader with a new budget",
                 spent_dollars=spent_dollars,
                 budget_dollars=self._dollars,
             )
         if not self._has_warned and spent_dollars >= _WARN_SHARE * self._dollars:
             self._has_warned = True
-            warnings.warn(f"${spent_dollars:.6g} are spent of {self._description}", SpendingWarning, stacklevel=4)
+            warnings.warn(f"${spent_dollars:.6g} of {self._description} has been spent", SpendingWarning, stacklevel=4)

@@ -306,8 +306,8 @@ class Schema(Mapping[str, Column]):
     def __init__(self, columns: Mapping[str, Column]) -> None:
         if not isinstance(columns, Mapping):
             raise SchemaError(
-                f"a schema is a dictionary of column name and type, such as {{'label': stoker.Array('int64')}}, not "
-                f"{columns!r:.80}"
+                "a schema must be a dictionary of column names and types, such as {'label': stoker.Array('int64')}, "
+                f"not {columns!r:.80}"
             )
         if not columns:
             raise SchemaError("a schema needs at least one column")
@@ -316,12 +316,11 @@ class Schema(Mapping[str, Column]):
         for name, column in columns.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
                 raise SchemaError(
-                    f"column name {_quote_value(name)} is not allowed: letters, digits and _, not first a digit or __"
+                    f"column name {_quote_value(name)} is invalid; use letters, digits and _, with neither a digit "
+                    "nor __ at the start"
                 )
             if not isinstance(column, Column):
-                raise SchemaError(
-                    f"column {name!r} is {column!r}; use stoker.Array, stoker.Bytes, stoker.Text or stoker.Ragged"
-                )
+                raise SchemaError(f"column {name!r} must be a stoker.Array, Bytes, Text or Ragged, not {column!r}")
         self._columns = dict(columns)
 
     def __getitem__(self, name: str) -> Column:
@@ -351,10 +350,12 @@ class Schema(Mapping[str, Column]):
         if names is None:
             return dict(self._columns)
         if isinstance(names, str):
-            raise ConfigError(f"columns is a sequence of names: write columns=[{names!r}]")
+            raise ConfigError(f"columns must be a sequence of names; write columns=[{names!r}]")
         unknown = [str(name) for name in names if name not in self._columns]
-        if unknown or not names:
-            raise ConfigError(f"columns {', '.join(unknown) or '()'} are not in the data set: {', '.join(self)}")
+        if not names:
+            raise ConfigError("columns is empty; name at least one column, or leave it out to read all")
+        if unknown:
+            raise ConfigError(f"the data set has no column {', '.join(unknown)}; its columns are {', '.join(self)}")
         return {name: self._columns[name] for name in names}
 
     def encode(self, sample: Mapping[str, object], where: str = "sample") -> list[bytes]:

@@ -110,8 +110,8 @@ def plan_slots(
     if slots < minimum:
         figure = (minimum * slot_bytes + manifest_bytes) * workers
         raise MemoryBudgetError(
-            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} holds {needed} super-samples "
-            f"at a time, and 2 more are in flight, of up to {format_bytes(slot_bytes)} each, beside a manifest of "
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} needs room for {minimum} "
+            f"super-samples, 2 of them in flight, of up to {format_bytes(slot_bytes)} each, and for a manifest of "
             f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
         )
     epoch_items = -(-len(manifest) // sharding.readers) + sharding.max_open_lanes()
@@ -167,7 +167,7 @@ def plan_group_slots(
 
 def _describe_shortage(memory_bytes: int, sharers: int) -> str:
     divided = f", divided by {sharers} workers," if sharers > 1 else ""
-    return f"memory {format_bytes(memory_bytes)}{divided} is too small"
+    return f"memory of {format_bytes(memory_bytes)}{divided} is too small"
 
 
 def max_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
@@ -228,7 +228,7 @@ class SampleMemory:
         if free_bytes < largest_head_bytes + slot_bytes:
             figure = memory_bytes - free_bytes + largest_head_bytes + slot_bytes
             raise MemoryBudgetError(
-                f"memory {format_bytes(memory_bytes)} is too small for random access: a manifest of "
+                f"memory of {format_bytes(memory_bytes)} is too small for random access: a manifest of "
                 f"{format_bytes(manifest_bytes)}, a super-sample of up to {format_bytes(slot_bytes)}, its head and "
                 f"{hedge_slots} hedges must fit; give memory={figure} ({format_bytes(figure)})"
             )

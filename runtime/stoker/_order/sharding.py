@@ -96,11 +96,11 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size {self.batch_size} is not at least 1")
+            raise ConfigError(f"batch_size must be at least 1, not {self.batch_size}")
         if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in [0, world_size={self.world_size})")
+            raise ConfigError(f"rank must be in [0, world_size={self.world_size}), not {self.rank}")
         if self.drop_last and self.evaluation:
-            raise ConfigError("evaluation delivers every sample: it cannot be combined with drop_last")
+            raise ConfigError("evaluation cannot be combined with drop_last, because it delivers every sample")
 
     @property
     def readers(self) -> int:

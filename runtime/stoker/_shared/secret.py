@@ -61,7 +61,7 @@ class EnvironmentSecret:
         """
         text = text.strip()
         if not text:
-            raise ConfigError(f"{cls.owner}'s secret is missing: {cls.variable} is not set; {cls.remedy}")
+            raise ConfigError(f"{cls.variable} is not set, so {cls.owner} has no secret; {cls.remedy}")
         try:
             key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -92,7 +92,7 @@ class TierSecret(EnvironmentSecret):
     __slots__ = ("_names_key", "metrics_token", "shards_key", "tenant", "token")
     variable = SECRET_VARIABLE
     owner = "the shared tier"
-    remedy = f"`stoker tier secret` makes one; give it to servers and trainers as {SECRET_VARIABLE}"
+    remedy = "create one with `stoker tier secret`, and set it for servers and trainers"
 
     def __init__(self, key: bytes) -> None:
         super().__init__(key)

@@ -144,7 +144,7 @@ def detect_kind(listing: SourceListing) -> str:
     if not listing.is_folder:
         return _KIND_BY_SUFFIX[keys[0][-4:].lower()]
     if POINTER_KEY in keys:
-        raise _unclear_kind_error(listing, "it is a data set already", "copy it with the store's own tools")
+        raise _unclear_kind_error(listing, "it is a packed data set", "copy it with the store's own tools")
     return _kind_of_folder(listing, keys)
 
 
@@ -204,5 +204,6 @@ async def _find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> di
 
 def _unclear_kind_error(listing: SourceListing, problem: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"{listing.url}: {problem}, so its kind is unclear; use --kind files to pack each file as it is, or {remedy}"
+        f"{listing.url}: {problem}, so the kind of source is unclear; use --kind files to pack each file as it is, or "
+        f"{remedy}"
     )

@@ -65,8 +65,12 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
     module, adapter, options_type, extra = ADAPTERS[location.scheme]
     if options is None and options_type is not None:
         options = options_type()
-    if options is not None and (options_type is None or not isinstance(options, options_type)):
-        raise ConfigError(f"{location.url} takes no {type(options).__name__}")
+    if options is not None and options_type is None:
+        raise ConfigError(
+            f"{location.url} takes no options, but options= is of type {type(options).__name__}; leave it out"
+        )
+    if options_type is not None and not isinstance(options, options_type):
+        raise ConfigError(f"options= of {location.url} must be {options_type.__name__}, not {type(options).__name__}")
     with require_extra(location.url, extra):
         store: Store = getattr(import_module(module), adapter)(location, options)
     return store
@@ -75,7 +79,7 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
 def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
     if options is not None:
         raise ConfigError(
-            f"{location.url} takes no {type(options).__name__}: a plug-in opens it from the URL; leave options= out"
+            f"{location.url} is opened by a plug-in, which takes no {type(options).__name__}; leave options= out"
         )
     opener = load_plugin(STORE_ENTRY_POINTS, location.scheme, "store for the scheme")
     try:
@@ -99,7 +103,7 @@ def open_reader(place: str | os.PathLike[str] | RangeReadable, *, options: Store
         return open_store(place, options=options)
     url = url_of(place)
     if options is not None:
-        raise ConfigError(f"options= goes with a URL, and {url} is a store object; configure it when you create it")
+        raise ConfigError(f"options= is for a URL, but {url} is a store object; configure it when you create it")
     return cast("Store", place)  # readers never write
 
 
@@ -112,7 +116,7 @@ def url_of(place: str | os.PathLike[str] | RangeReadable) -> str:
     if isinstance(place, str | os.PathLike):
         return os.fspath(place)
     if isinstance(place, type):
-        raise ConfigError(f"the store is the class {place.__name__}; give an instance of it")
+        raise ConfigError(f"the store must be an instance of {place.__name__}, not the class itself")
     if missing := [name for name in _READER_METHODS if not hasattr(place, name)]:
         raise ConfigError(
             f"{place!r:.80} is neither a path or URL, nor a stoker.abc.Store: it lacks {', '.join(missing)}"

@@ -224,4 +224,4 @@ def check_tag_and_range(address: str, info: ObjectInfo, start: int, end: int, ta
 def check_conditions(*, if_absent: bool, if_tag: str | None) -> None:
     """Raise ConfigError if a write has both conditions: that no object exists, and that one with a tag does."""
     if if_absent and if_tag is not None:
-        raise ConfigError("if_absent and if_tag exclude each other; give one of them")
+        raise ConfigError("if_absent and if_tag are mutually exclusive; give at most one of them")

@@ -95,11 +95,11 @@ class S3Options:
         _check_bucket(self.endpoint_url, self.prices)
         _check_credentials(self, "access_key_id", "secret_access_key", "session_token")
         if (self.access_key_id is None) != (self.secret_access_key is None):
-            raise ConfigError("access_key_id and secret_access_key go together; give both or neither")
+            raise ConfigError("access_key_id and secret_access_key must be given together")
         if self.session_token is not None and self.access_key_id is None:
             raise ConfigError("session_token needs access_key_id and secret_access_key")
         if (self.access_key_id is not None) + (self.profile is not None) + self.anonymous > 1:
-            raise ConfigError("access keys, profile and anonymous exclude each other; give one of them")
+            raise ConfigError("access keys, profile and anonymous are mutually exclusive; give at most one of them")
 
 
 @explain_arguments("GcsOptions")
@@ -135,7 +135,7 @@ class GcsOptions:
         _check_bucket(self.endpoint_url, self.prices)
         _check_credentials(self, "token")
         if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
-            raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
+            raise ConfigError("token, credentials_file and anonymous are mutually exclusive; give at most one of them")
 
 
 @explain_arguments("ServedOptions")
@@ -175,8 +175,8 @@ class ServedOptions(BoundedConfig):
         _check_credentials(self, "token")
         if len(self._auths_of_options) + self.anonymous > 1:
             raise ConfigError(
-                "token, profile and region (AWS), service_account (Google) and anonymous exclude each other, and "
-                "must fit auth; give the options of one kind"
+                "token, profile and region (AWS), service_account (Google) and anonymous are mutually exclusive, and "
+                "must match auth; give the options of one kind"
             )
 
     @property
@@ -223,7 +223,7 @@ def check_endpoint(url: str, name: str) -> None:
     except ValueError:
         fits = False
     if not fits or not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
-        raise ConfigError(f"{name} must be http:// or https:// and a host, as in https://host:9000")
+        raise ConfigError(f"{name} must be an http:// or https:// URL with a host, such as https://host:9000")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError(f"{name} holds a user, password, query or fragment; give credentials as options")
 

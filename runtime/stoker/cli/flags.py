@@ -224,7 +224,7 @@ def check_function_options(args: Namespace, *more: str) -> None:
     """Raise ConfigError if options of functions, or those in ``more``, are given without ``--on``."""
     needless = [name for name in (*more, *_EXECUTOR_OPTIONS) if getattr(args, name) is not None]
     if needless and not args.on:
-        raise ConfigError(f"--{needless[0].replace('_', '-')} goes with --on, which says where functions run")
+        raise ConfigError(f"--{needless[0].replace('_', '-')} needs --on, the platform that runs the functions")
 
 
 def create_executor(args: Namespace, dataset: Location, source: Location | None = None) -> Executor:

@@ -19,7 +19,7 @@ from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
 from stoker.cli import flags
 from stoker.cli.output import RequestCosts, format_count, format_sample, json_text, make_printable, say
-from stoker.errors import ConfigError, FunctionError
+from stoker.errors import ConfigError, StokerError
 from stoker.fanout import Driver, FanoutConfig
 
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
@@ -194,7 +194,10 @@ async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store
         case {"version": int(version), "samples": int(samples)}:
             say(args, f"{args.url}: version {version} has {format_count(samples, 'sample')}")
         case _:
-            raise FunctionError("commit", "TypeError", "the result has no version; deploy this stoker's functions")
+            raise StokerError(
+                f"the functions on {executor.name} are of another release of stoker: their commit returned no version; "
+                "deploy those of this release"
+            )
 
 
 def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:

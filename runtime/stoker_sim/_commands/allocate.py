@@ -201,9 +201,7 @@ def _parse_compute_rate(section: TomlSection) -> float:
     """Return the rate at which a job trains, in bytes a second, given in bytes or in samples."""
     if "samples_per_second" in section:
         if "compute" in section:
-            raise section.invalid_value(
-                "compute", section.text("compute"), "left out: samples_per_second is given, too"
-            )
+            raise section.error("compute and samples_per_second both give the rate of training; give one of them")
         return section.number("samples_per_second", max_value=_MAX_SAMPLES_PER_SECOND) * section.size("sample_bytes")
     return _parse_rate(section, "compute")
 

@@ -261,7 +261,7 @@ def load_experiment(name: str) -> Experiment:
         ConfigError: there is no experiment with this name; the error lists all names.
     """
     if name not in _EXPERIMENTS:
-        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
+        raise ConfigError(f"there is no experiment {name!r}; the experiments are {', '.join(NAMES)}")
     place, title, source = _EXPERIMENTS[name]
     module, _, function = place.partition(".")
     run: Callable[[bool], ExperimentResult] = getattr(import_module(f"{__name__}.{module}"), function)

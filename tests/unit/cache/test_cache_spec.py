@@ -48,19 +48,19 @@ def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch
         ("disk:/a\0b?limit=1GB", "not a cache"),
         ("memory:/a?limit=1GB", "not a cache"),
         ("tape:/a?limit=1GB", "not a cache"),
-        ("disk:/a", "takes limit="),
-        ("memory:", "takes limit="),
+        ("disk:/a", "must have limit="),
+        ("memory:", "must have limit="),
         ("disk:/a?limit=1GB&limit=2GB", "each once"),
-        ("disk:/a?limit=1GB&size=2GB", "takes limit="),
-        ("disk:/a?limit", "takes limit=|bad query"),
+        ("disk:/a?limit=1GB&size=2GB", "must have limit="),
+        ("disk:/a?limit", "must have limit=|bad query"),
         ("disk:/a?limit=", "not a number of bytes"),
         ("disk:/a?limit=20M", "not a number of bytes"),
         ("disk:/a?limit=-1", "not a number of bytes"),
         ("disk:/a?limit=0", "limit_bytes must be at least 1"),
         ("disk:/a?limit=1GB&policy=best", "next-use, no-evict, lru, fifo"),
         ("disk:/a?limit=1GB&policy=", "next-use, no-evict, lru, fifo"),
-        (None, "given as a string"),
-        (7, "given as a string"),
+        (None, "must be a string"),
+        (7, "must be a string"),
     ],
 )
 def test_what_is_no_cache_is_refused_with_an_example(text: Any, says: str) -> None:
@@ -71,7 +71,7 @@ def test_what_is_no_cache_is_refused_with_an_example(text: Any, says: str) -> No
 
 @pytest.mark.parametrize("cache", [7, 1.5, True])
 def test_what_is_neither_a_text_nor_several_is_refused(cache: Any) -> None:
-    with pytest.raises(ConfigError, match="given as a string"):
+    with pytest.raises(ConfigError, match="must be a string"):
         CacheSpec.parse_all(cache)
 
 
@@ -81,7 +81,7 @@ def test_several_are_the_nearest_first_and_in_different_places() -> None:
     assert CacheSpec.parse_all([memory, disk]) == (CacheSpec.parse(memory), CacheSpec.parse(disk))
     assert CacheSpec.parse_all(disk) == (CacheSpec.parse(disk),)
     for twice in ([memory, memory], [disk, memory, "disk:/a?limit=2GB"]):
-        with pytest.raises(ConfigError, match="in the same place"):
+        with pytest.raises(ConfigError, match="use the same memory or folder"):
             CacheSpec.parse_all(twice)
 
 

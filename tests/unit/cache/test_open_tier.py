@@ -58,7 +58,7 @@ def test_a_scheme_that_nobody_registers_is_refused_with_those_that_are(monkeypat
 
 @pytest.mark.parametrize("url", ["", "10.0.0.5:7411", "warm:", 7411, None, "\x1b[2J"])
 def test_what_is_no_url_is_shown(url: str) -> None:
-    with pytest.raises(ConfigError, match="a tier is a URL") as refused:
+    with pytest.raises(ConfigError, match="a tier must be a URL") as refused:
         open_tier(url, store=STORE)
     assert ascii(url) in str(refused.value)
 

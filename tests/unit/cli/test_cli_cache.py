@@ -124,7 +124,7 @@ def test_bandwidth_is_held_to(data: str, tmp_path: Path) -> None:
     ("cache", "code", "says"),
     [
         ("memory:?limit=1GB", 2, "a cache in memory ends with its process"),
-        ("disk:/nowhere?limit=1KB", 1, "is smaller than the largest super-sample"),
+        ("disk:/nowhere?limit=1KB", 1, "which is smaller than the largest super-sample"),
         ("disk:/nowhere", 2, "limit="),
         ("/nowhere", 2, "is not a cache"),
     ],

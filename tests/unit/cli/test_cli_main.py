@@ -240,7 +240,7 @@ def test_store_flags_become_the_options_of_the_urls_store() -> None:
         (["--user-project", "p"], "s3://b", "takes no --user-project"),
         (["--auth", "aws"], "s3://b", "takes no --auth"),
         (["--endpoint-url", "http://h"], "stoker+https://h/v1/x", "takes no --endpoint-url"),
-        (["--auth", "google", "--region", "x"], "stoker+https://h/v1/x", "exclude each other"),
+        (["--auth", "google", "--region", "x"], "stoker+https://h/v1/x", "mutually exclusive"),
     ],
 )
 def test_a_flag_that_the_store_does_not_have_is_refused(arguments: list[str], url: str, message: str) -> None:

@@ -333,13 +333,13 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
     assert "hunter2" not in capsys.readouterr().err
     monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
     assert cli.main(["warm", action, "s3://bucket", *more]) == 2
-    assert "not a kind of warm tier" in capsys.readouterr().err
+    assert "not the scheme of a warm tier" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([PROXY], "not a kind of warm tier"),
+        ([PROXY], "not the scheme of a warm tier"),
         ([FLEET, "--key", "k.pem"], "go together"),
         ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "cannot be used"),
         ([FLEET, "--listen", "0.0.0.0:0"], "--advertise"),

@@ -496,7 +496,7 @@ def test_a_compaction_that_lost_an_object_is_rebuilt_of_what_it_had_replaced(tar
         ({"super_sample_bytes": 0}, "'super_sample_bytes' is 0"),
         ({"super_sample_bytes": "8MiB"}, "'super_sample_bytes' is '8MiB'"),
         ({"super_sample_bytes": 1 << 30}, "'super_sample_bytes'"),
-        ({"dataset": "memory://elsewhere"}, "may not touch"),
+        ({"dataset": "memory://elsewhere"}, "may not use"),
         ({"limit": 3}, "unknown field 'limit'"),
     ],
 )

@@ -181,7 +181,7 @@ def test_places_that_the_deployment_may_not_touch_are_refused_before_anything_is
             {"source": "file:///etc"},
             {"source": "s3://user:secret@bucket/x"},
         ):
-            with pytest.raises(EventError, match=r"may not touch|not a URL"):
+            with pytest.raises(EventError, match=r"may not use|not a URL"):
                 await pack(place.part(objects, **change).to_json(), place.deployment(), plenty())
 
     asyncio.run(main())

@@ -21,7 +21,7 @@ def test_an_empty_environment_allows_nothing() -> None:
     assert (dict(found.datasets), found.sources, found.ingest, found.catalog) == ({}, (), None, "bucket")
     assert (found.catalog_password, found.token_keys, found.timeout_seconds) == (None, "", 60.0)
     for ask in (found.dataset, found.source):
-        with pytest.raises(EventError, match="may not touch"):
+        with pytest.raises(EventError, match="may not use"):
             ask("s3://anything")
 
 
@@ -162,7 +162,7 @@ def test_what_lies_at_a_place_or_below_it_is_allowed_and_nothing_else(
         for url in inside:
             assert ask(url) == url
         for url in outside:
-            with pytest.raises(EventError, match="may not touch"):
+            with pytest.raises(EventError, match="may not use"):
                 ask(url)
 
 
@@ -198,7 +198,7 @@ def test_of_folders_dots_are_resolved_and_links_followed(tmp_path: Path) -> None
         "/",
         "file:///etc",
     ):
-        with pytest.raises(EventError, match="may not touch"):
+        with pytest.raises(EventError, match="may not use"):
             found.source(url)
 
 

@@ -177,16 +177,16 @@ def test_a_tier_of_the_user_is_filled_and_read_and_left_open(folder: Path, name:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tier": []}, r"^tier is one URL, or a sequence of the URLs of servers, not \[\]"),
-        ({"tier": ["https://10.0.0.9:7412", 7]}, r"^tier is one URL, or a sequence of the URLs of servers, not "),
+        ({"tier": []}, r"^tier must be a URL or a sequence of server URLs, not \[\]"),
+        ({"tier": ["https://10.0.0.9:7412", 7]}, r"^tier must be a URL or a sequence of server URLs, not "),
         ({"tier": 7}, r"^tier 7 is neither a URL, such as 'warm://10\.0\.0\.5:7411', nor a stoker.abc.Tier: it lacks "),
-        ({"tier": "nowhere"}, r"^a tier is a URL, such as warm://"),
+        ({"tier": "nowhere"}, r"^a tier must be a URL such as warm://"),
         ({"tier": "none://x"}, r"none"),
-        ({"tier": DictTier(), "warm": "warm://10.0.0.5:7411"}, r"^tier= and warm= are two names of one setting"),
-        ({"tier": DictTier}, r"^tier is the class DictTier; give an object of it"),
-        ({"url": FolderStore}, r"^the store is the class FolderStore; give an instance of it"),
+        ({"tier": DictTier(), "warm": "warm://10.0.0.5:7411"}, r"^tier= and warm= name the same setting"),
+        ({"tier": DictTier}, r"^tier must be an instance of DictTier, not the class itself"),
+        ({"url": FolderStore}, r"^the store must be an instance of FolderStore, not the class itself"),
         ({"url": 7}, r"^7 is neither a path or URL, nor a stoker.abc.Store: it lacks url, get"),
-        ({"options": stoker.S3Options()}, r"^options= goes with a URL, and mine://"),
+        ({"options": stoker.S3Options()}, r"^options= is for a URL, but mine://"),
     ],
 )
 def test_what_is_neither_url_nor_store_or_tier_is_refused(folder: Path, settings: dict[str, Any], said: str) -> None:

@@ -183,7 +183,7 @@ def test_full_beyond_memory_goes_past_the_caches() -> None:
     ("cache", "error", "says"),
     [
         ("20GB", ConfigError, "not a cache"),
-        (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "in the same place"),
+        (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "use the same memory or folder"),
         ("memory:?limit=1KB", MemoryBudgetError, "is smaller than the largest super-sample"),
         ("disk:/nowhere?limit=1KB", MemoryBudgetError, "is smaller than the largest super-sample"),
     ],

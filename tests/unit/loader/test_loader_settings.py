@@ -35,14 +35,14 @@ def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: An
 
 
 def test_a_loader_makes_batches_and_a_stream_data_set_need_not() -> None:
-    with pytest.raises(ConfigError, match=r"^batch_size None is not an integer of at least 1"):
+    with pytest.raises(ConfigError, match=r"^batch_size must be an integer of at least 1, not None"):
         LoaderConfig(batch_size=None)  # type: ignore[arg-type]
     assert StreamConfig(batch_size=None).batch_size is None
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "30 s", None])
 def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^timeout_seconds .* is not a number of seconds"):
+    with pytest.raises(ConfigError, match=r"^timeout_seconds must be a number of seconds, 0 for no limit, not "):
         WorkerOptions(timeout_seconds=value)
 
 
@@ -67,7 +67,7 @@ def test_numpy_integers_become_pythons() -> None:
     ],
 )
 def test_a_switch_is_a_boolean_and_what_is_called_can_be(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}.* is .*not "):
+    with pytest.raises(ConfigError, match=rf"^{name}.* must be .*not "):
         LoaderConfig(**{"batch_size": 1, name: value})
 
 
@@ -126,7 +126,7 @@ def test_rank_and_world_size_are_as_given_else_of_the_environment_else_alone(mon
     assert find_rank(None, None) == (2, 4)
     assert find_rank(0, 1) == (0, 1)
     for half in ((1, None), (None, 2)):
-        with pytest.raises(ConfigError, match="go together"):
+        with pytest.raises(ConfigError, match="must be given together"):
             find_rank(*half)
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is 4 and RANK is not set; make it when torch.distributed is"):
@@ -229,7 +229,7 @@ def test_what_was_made_before_torch_distributed_refuses_to_be_read_as_another_ra
     group = FakeDistributed(2)
     group.install(monkeypatch)
     group.ranks.own = 1
-    with pytest.raises(ConfigError, match=r"rank 0 of 1, and torch.distributed says rank 1 of 2; .*train_dataloader"):
+    with pytest.raises(ConfigError, match=r"rank 0 of 1, but torch.distributed has rank 1 of 2; .*train_dataloader"):
         next(iter(early))
     next(iter(given))
     early.close()

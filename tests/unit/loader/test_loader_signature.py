@@ -66,7 +66,7 @@ def test_a_batch_size_must_be_given_to_a_loader_alone() -> None:
     ("construct", "said"),
     [
         (lambda url: Loader(batch_size=4), r"^Loader needs the argument url="),  # type: ignore[call-arg]
-        (lambda url: Loader(url, 4), r"^Loader takes only url by position, all else by name="),  # type: ignore[call-arg]
+        (lambda url: Loader(url, 4), r"^Loader takes url by position only; pass the other arguments by name"),  # type: ignore[call-arg]
         (lambda url: StreamDataset(url, pin_memory=True), r"give DataLoader pin_memory=True"),  # type: ignore[call-arg]
         (lambda url: Budget(epoch=1), r"^Budget has no argument epoch="),  # type: ignore[call-arg]
     ],
@@ -97,7 +97,7 @@ def test_a_setting_that_has_moved_is_taken_with_a_warning_that_names_its_place(
     with pytest.warns(DeprecationWarning, match=rf"\.{name} is deprecated: read \.{setting}"):
         assert getattr(made.config, name) == value
     made.close()
-    with pytest.raises(ArgumentError, match=rf"{name}= beside {setting}=: write {setting}="):
+    with pytest.raises(ArgumentError, match=rf"got both {name}= and {setting}=; write {setting}="):
         config(**{"batch_size": 4, setting: new, name: value})
 
 

@@ -362,13 +362,13 @@ def test_states_of_two_ranks_are_resumed_by_another_number_of_them(url: str, wor
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"batch_size": 0}, "batch_size 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, not 0"),
         ({"pin_memory": True}, "DataLoader pin_memory"),
         ({"reuse_buffers": True}, "reuse_buffers"),
         ({"collate": list}, "collate_fn"),
         ({"batch_transform": list}, "batch_size="),
         ({"rank": 0, "world_size": 2, "lanes": 3}, "lanes=4, or another multiple of 2"),
-        ({"decode": {"nothing": len}}, "decode names nothing"),
+        ({"decode": {"nothing": len}}, "decode has unknown columns nothing"),
         ({"rank": 1}, "world_size"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_the_options_say_counts_then_a_token_then_the_host(
     ids=str,
 )
 def test_options_of_different_kinds_exclude_each_other(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"exclude each other|auth must be one of"):
+    with pytest.raises(ConfigError, match=r"mutually exclusive|auth must be one of"):
         ServedOptions(**options)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stoker import open_store
+from stoker import S3Options, open_store
 from stoker._base.threads import run_in_thread
 from stoker._stores.local import is_partial, lock_folder, remove_partial_files
 from stoker.abc import ObjectInfo, Store
@@ -441,3 +443,17 @@ def test_two_creators_without_locks_cannot_both_find_the_place_empty(
         assert (await store.get("x"))[0] == b"theirs"
 
     run_with(folder_store(tmp_path), check)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("folder", S3Options(), "folder takes no options, but options= is of type S3Options; leave it out"),
+        ("memory://x", {}, "memory://x takes no options, but options= is of type dict; leave it out"),
+        ("s3://bucket", {"region": "x"}, "options= of s3://bucket must be S3Options, not dict"),
+        ("gs://bucket", S3Options(), "options= of gs://bucket must be GcsOptions, not S3Options"),
+    ],
+)
+def test_options_of_another_store_are_refused_by_name(url: str, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        open_store(url, options=options)

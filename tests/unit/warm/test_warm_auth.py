@@ -220,7 +220,7 @@ def test_a_secret_survives_the_environment_with_and_without_padding() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "!" * 44, "é" * 44, "a" * 45])
 def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"the warm tier's secret.*`stoker warm secret` creates one") as refused:
+    with pytest.raises(ConfigError, match=r"the warm tier's secret.*create one with `stoker warm secret`") as refused:
         WarmSecret.parse(text)
     assert text not in str(refused.value)
 

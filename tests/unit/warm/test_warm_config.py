@@ -73,20 +73,20 @@ def test_every_setting_of_functions_is_taken() -> None:
 @pytest.mark.parametrize(
     ("url", "named"),
     [
-        ("", "not a kind of warm tier"),
-        ("10.0.0.5:7411", "not a kind of warm tier"),
-        ("http://10.0.0.5:7411", "not a kind of warm tier"),
-        ("warm+local://stoker?listen=10.0.0.5:7411", "not a kind of warm tier"),
+        ("", "not the scheme of a warm tier"),
+        ("10.0.0.5:7411", "not the scheme of a warm tier"),
+        ("http://10.0.0.5:7411", "not the scheme of a warm tier"),
+        ("warm+local://stoker?listen=10.0.0.5:7411", "not the scheme of a warm tier"),
         ("warm+lambda://stoker", "listen"),
         ("warm+lambda://?listen=10.0.0.5:7411", "prefix"),
         ("warm+lambda://a/b?listen=10.0.0.5:7411", "prefix"),
         ("warm+lambda://stoker?listen=here", "listen"),
         (f"{FLEET}&advertise=10.0.0.5:0", "advertise"),
-        ("warm+lambda://stoker?listen=0.0.0.0:7411", "advertise is missing"),
-        ("warm+lambda://stoker?listen=[::]:7411", "advertise is missing"),
+        ("warm+lambda://stoker?listen=0.0.0.0:7411", "add advertise="),
+        ("warm+lambda://stoker?listen=[::]:7411", "add advertise="),
         (f"{FLEET}&listen=10.0.0.5:7412", "listen is given twice"),
         (f"{FLEET}&nodes=x", "nodes"),
-        (f"{FLEET}&nodes=3", "12 to"),
+        (f"{FLEET}&nodes=3", "nodes must be from 12"),
         (f"{FLEET}&nodes=12&nodes=12", "nodes is given twice"),
         (f"{FLEET}&nodes=-1", "nodes"),
         (f"{FLEET}&nodes=", "nodes has no value"),
@@ -94,7 +94,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         (f"{FLEET}&code=ten", "code"),
         (f"{FLEET}&pending=8M", "pending"),
         (f"{FLEET}&pending=0", "pending_bytes"),
-        (f"{FLEET}&key=/k.pem", "certificate and key"),
+        (f"{FLEET}&key=/k.pem", "certificate= and key="),
         (f"{FLEET}&egress=moon", "egress"),
         (f"{FLEET}&endpoint=http://10.0.0.5/%0a", "endpoint"),
         (f"{FLEET}&&", "''"),
@@ -115,7 +115,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_a_text_is_wanted() -> None:
-    with pytest.raises(ConfigError, match="as a URL"):
+    with pytest.raises(ConfigError, match="must be a URL, not None"):
         WarmDeployment.parse(None)  # type: ignore[arg-type]  # as a user may give it
 
 

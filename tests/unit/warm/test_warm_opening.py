@@ -102,5 +102,5 @@ def test_what_an_earlier_proxy_put_away_can_be_read_with_the_same_secret(
 
 def test_a_secret_that_is_not_right_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_TIER_SECRET", "short")
-    with pytest.raises(ConfigError, match="`stoker tier secret` makes one"):
+    with pytest.raises(ConfigError, match="create one with `stoker tier secret`"):
         open_warm_tier(FLEET, store=STORE)
