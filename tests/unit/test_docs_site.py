@@ -104,6 +104,14 @@ def test_the_first_page_leads_to_a_newcomer_s_five_questions() -> None:
     }
 
 
+def test_a_page_has_the_title_that_the_navigation_shows() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    titles = {page: title for title, page in re.findall(r"- ([^:\n]+): (\S+\.md)$", navigation, re.MULTILINE)}
+    assert titles.pop("index.md") == "Home"
+    for page, title in titles.items():
+        assert (ROOT / "docs" / page).read_text("utf-8").startswith(f"# {title}\n"), page
+
+
 def test_the_first_page_has_the_readme_s_example() -> None:
     example = re.compile(r"```python\n.*?```", re.DOTALL)
     first, readme = (
