@@ -27,7 +27,7 @@ from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
+from stoker_local import BucketConfig, BucketProcess, NetworkShape, bucket_process
 from stoker_sim._predict import PlannedTraining, Prediction, predict
 from stoker_torch import Loader
 
@@ -53,7 +53,7 @@ class Configuration:
     """
 
     name: str
-    shape: Shape
+    shape: NetworkShape
     super_sample_bytes: int = 1 << 20
     samples: int = 30_000
     samples_per_second: float = 10_000.0
@@ -63,9 +63,9 @@ class Configuration:
     schedule: Schedule = Continuous()  # noqa: RUF009 - frozen
 
 
-def shape(first_byte_seconds: float, connection: float, total: float, sigma: float = 0.1) -> Shape:
+def shape(first_byte_seconds: float, connection: float, total: float, sigma: float = 0.1) -> NetworkShape:
     """Return a bucket's shape; rates are in MB per second."""
-    return Shape(
+    return NetworkShape(
         first_byte_seconds=first_byte_seconds,
         first_byte_sigma=sigma,
         connection_bytes_per_second=connection * 1e6,

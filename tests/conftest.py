@@ -165,4 +165,4 @@ _PLACES = {
 @pytest.fixture(params=list(_PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     """Each place that a store can be opened in, with a prefix of the test's own."""
-    return _PLACES[request.param](request).fresh()
+    return _PLACES[request.param](request).with_new_prefix()

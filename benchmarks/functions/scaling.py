@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import Stage, function, pack_event, stage
-from stoker_local import Shape
+from stoker_local import NetworkShape
 
 __all__ = ["scaling"]
 
@@ -69,11 +69,11 @@ class Figure:
 async def scaling(patience: Patience) -> str:
     """Measure, and return the table."""
     found: dict[tuple[str, int], list[Figure]] = defaultdict(list)
-    async with stage(function("pack", concurrency=max(FUNCTIONS)), shape=Shape()) as place:
+    async with stage(function("pack", concurrency=max(FUNCTIONS)), shape=NetworkShape()) as place:
         for number in range(ROUNDS):
             for setting in SETTINGS:
                 place.bucket.reshape(
-                    Shape(first_byte_seconds=setting.first_byte_seconds, connection_bytes_per_second=90e6)
+                    NetworkShape(first_byte_seconds=setting.first_byte_seconds, connection_bytes_per_second=90e6)
                 )
                 events = _events(place, setting)
                 for functions in FUNCTIONS:

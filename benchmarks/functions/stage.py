@@ -18,7 +18,7 @@ from stoker._cost.prices import GB_BYTES
 from stoker._sources.folders import files_schema
 from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo
-from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, NetworkShape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
 from stoker_warm._auth import WarmSecret
 
@@ -113,7 +113,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(*functions: FunctionSpec, shape: Shape) -> AsyncIterator[Stage]:
+async def stage(*functions: FunctionSpec, shape: NetworkShape) -> AsyncIterator[Stage]:
     """Run a bucket with a shape, and functions that may read its raw objects and write its data sets."""
     buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="data")), shape=shape)
     config = FunctionCloudConfig(functions=functions, init_seconds=60.0)

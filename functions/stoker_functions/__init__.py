@@ -7,13 +7,16 @@ answers requests for data sets in any program.
 from typing import TYPE_CHECKING, Any
 
 from stoker._base.plugins import load_name
+from stoker._deprecation import declare_renamed
 
-__all__ = ["Runner", "answer_of"]
+__all__ = ["Runner", "parse_answer"]
 
-_NAMES_OF = {"stoker_functions._executors.worker": "Runner answer_of"}
+_NAMES_OF = {"stoker_functions._executors.worker": "Runner parse_answer"}
+
+declare_renamed(__name__, {"answer_of": "parse_answer"})
 
 if TYPE_CHECKING:
-    from stoker_functions._executors.worker import Runner, answer_of
+    from stoker_functions._executors.worker import Runner, parse_answer
 else:
 
     def __getattr__(name: str) -> Any:

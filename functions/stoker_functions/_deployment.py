@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from stoker._base.meter import Meter
 from stoker._base.plugins import require_extra
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import parse_bytes
+from stoker._deprecation import declare_renamed
 from stoker._format.schema import Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
@@ -29,6 +31,8 @@ from stoker._stores.location import parse_url
 from stoker._stores.object_store import with_meter
 from stoker.abc import Store
 from stoker.errors import ConfigError, DeadlineError, EventError
+
+_log = logging.getLogger("stoker_functions.deployment")
 
 INGEST_KINDS = ("files", "image-folder", "webdataset")
 _DEFAULT_MEMORY_BYTES = 512 << 20
@@ -90,7 +94,7 @@ class DeploymentSettings:
         catalog_password: password of the Redis server, None without one.
         token_keys: keys that sign and check the clients' tokens, as in :class:`stoker_functions.serve.TokenKeys`.
         warm_secret: shared secret of a node of the warm tier and its proxy, as base64url.
-        warm_shelf_bytes: limit of the shards that a node keeps, None for as many as its memory allows.
+        warm_shard_bytes: limit of the shards that a node keeps, None for as many as its memory allows.
         memory_bytes: memory of an instance.
         timeout_seconds: time limit of an invocation, if the platform does not pass it.
     """
@@ -102,7 +106,7 @@ class DeploymentSettings:
     catalog_password: str | None = field(default=None, repr=False)
     token_keys: str = field(default="", repr=False)
     warm_secret: str = field(default="", repr=False)
-    warm_shelf_bytes: int | None = None
+    warm_shard_bytes: int | None = None
     memory_bytes: int = _DEFAULT_MEMORY_BYTES
     timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
 
@@ -123,11 +127,15 @@ class DeploymentSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> DeploymentSettings:
-        """Return the settings in environment variables.
+        """Return the settings in environment variables; a deprecated name is logged, and its present name goes first.
 
         Raises:
             ConfigError: a variable is not valid; the message names it.
         """
+        for old, new in _RENAMED_VARIABLES.items():
+            if old in environ:
+                _log.warning("%s is deprecated: write %s", old, new)
+                environ = {new: environ[old], **environ}
         settings: dict[str, Any] = {}
         for variable, read in _READERS.items():
             if text := environ.get(variable):
@@ -217,10 +225,13 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "STOKER_CATALOG_PASSWORD": str,
     "STOKER_TOKEN_KEYS": str,
     "STOKER_WARM_SECRET": str,
-    "STOKER_WARM_SHELF_BYTES": parse_bytes,
+    "STOKER_WARM_SHARD_BYTES": parse_bytes,
     "STOKER_TIMEOUT_SECONDS": _parse_timeout_seconds,
 }
 """Environment variable, named after its setting → function that parses it."""
+
+_RENAMED_VARIABLES = {"STOKER_WARM_SHELF_BYTES": "STOKER_WARM_SHARD_BYTES"}
+declare_renamed("environment variable", _RENAMED_VARIABLES)
 
 
 def _check_allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:

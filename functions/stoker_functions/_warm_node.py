@@ -48,8 +48,8 @@ def shard_limit_bytes(settings: DeploymentSettings) -> int:
         ConfigError: there is no memory for shards.
     """
     limit_bytes = settings.memory_bytes - RESERVED_BYTES
-    if settings.warm_shelf_bytes is not None:
-        limit_bytes = settings.warm_shelf_bytes
+    if settings.warm_shard_bytes is not None:
+        limit_bytes = settings.warm_shard_bytes
     if limit_bytes <= 0:
         raise ConfigError(
             f"a node with {format_bytes(settings.memory_bytes)} of memory has no room for shards, since the program "

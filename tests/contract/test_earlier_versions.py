@@ -19,7 +19,7 @@ from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.earlier_versions import files_of, options_of, stored, upload
 from support.identities import in_earlier_form
-from support.stores import run_with
+from support.stores import run_check
 
 STATES = json.loads((FOLDER / "states.json").read_text())
 SAMPLES_WRITTEN = json.loads((FOLDER / "samples.json").read_text())
@@ -120,7 +120,7 @@ def test_a_materialized_epoch_is_read_without_the_objects_that_it_was_made_of(
             if key.startswith("data/"):
                 await store.delete(key)
 
-    run_with(stoker.open_store(url, options=options), delete)
+    run_check(stoker.open_store(url, options=options), delete)
     wanted = STATES["materialized"]["delivered"] + STATES["materialized"]["rest"]
     with caplog.at_level("WARNING"), Loader(url, options=options, shuffle="materialized", **COMMON) as loader:
         assert numbers_of(loader) == wanted

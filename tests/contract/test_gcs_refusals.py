@@ -23,7 +23,7 @@ from stoker.errors import (
     ThrottledError,
 )
 from stoker_local import GcsConfig, LocalGcs, running_gcs
-from support.stores import run_with
+from support.stores import run_check
 from support.uses import USES, Use, error_of, every_use
 
 TOKEN = "the-right-token"
@@ -42,7 +42,7 @@ def test_a_token_opens_every_use(gcs: LocalGcs) -> None:
         for use in USES.values():
             await use(store)
 
-    run_with(open_store("gs://ours", options=GcsOptions(endpoint_url=gcs.url, token=TOKEN)), check)
+    run_check(open_store("gs://ours", options=GcsOptions(endpoint_url=gcs.url, token=TOKEN)), check)
 
 
 @every_use
@@ -85,7 +85,7 @@ def test_a_passing_failure_is_transient_and_not_retried_here(
         assert getattr(caught.value, "retry_after_seconds", None) == asked
         await use(store)
 
-    run_with(open_store("gs://ours", options=GcsOptions(endpoint_url=gcs.url, token=TOKEN)), check)
+    run_check(open_store("gs://ours", options=GcsOptions(endpoint_url=gcs.url, token=TOKEN)), check)
 
 
 @every_use
@@ -126,7 +126,7 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
         assert all(isinstance(error, NotFoundError) for error in found)
         assert issued == ["old-0", TOKEN]
 
-    run_with(open_store("gs://ours", options=GcsOptions()), check)
+    run_check(open_store("gs://ours", options=GcsOptions()), check)
 
 
 def test_the_emulator_variable_is_enough_with_or_without_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +137,4 @@ def test_the_emulator_variable_is_enough_with_or_without_a_scheme(monkeypatch: p
     with running_gcs() as server:
         for address in (server.url, server.url.removeprefix("http://")):
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-            run_with(open_store("gs://stoker/prefix"), check)
+            run_check(open_store("gs://stoker/prefix"), check)

@@ -40,6 +40,6 @@ def test_a_difference_says_what_went_what_came_and_what_to_do() -> None:
 
 
 def test_each_environment_variable_is_documented() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     assert not {name for name in read_variables() if f"`{name}" not in text and f"{name}=" not in text}

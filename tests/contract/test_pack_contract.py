@@ -107,7 +107,7 @@ def test_maintenance_tells_a_missing_bucket_from_a_missing_data_set(place: Place
         await store.put("something", b"else")
         assert [type(error) for error in await commands(store)] == [NotFoundError] * 4
 
-    place.run_missing(missing)
+    place.run_without_bucket(missing)
     place.run(empty)
 
 

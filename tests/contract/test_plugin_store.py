@@ -19,7 +19,7 @@ import stoker
 from stoker._stores.object_store import MeteredStore, with_meter
 from stoker.abc import Deletable, Listable, ObjectInfo, Presigner, RangeReadable, Readable, Store, Writable
 from stoker.errors import ConfigError, MissingExtraError, NotFoundError, PermissionDeniedError, StoreError
-from stoker.testing import Deviation, StorePlace, StoreTests, keys_of, read_range
+from stoker.testing import Deviation, StoreLocation, StoreTests, list_keys, read_range
 from stoker_torch import Loader
 from support.datasets import numbers, pack_at
 
@@ -52,10 +52,10 @@ class TestSqliteStore(StoreTests):
     """The example, by its URL."""
 
     @pytest.fixture
-    def place(self, tmp_path: Path, install: Callable[..., None]) -> StorePlace:
+    def place(self, tmp_path: Path, install: Callable[..., None]) -> StoreLocation:
         example()
         install(sqlite="sqlite_store:SqliteStore")
-        return StorePlace(
+        return StoreLocation(
             name="sqlite", url=f"sqlite://{tmp_path}/objects.db/all", deviations=frozenset({Deviation.SLOW})
         )
 
@@ -71,7 +71,7 @@ def test_the_page_shows_the_example_which_has_fewer_than_fifty_lines() -> None:
 def test_a_data_set_is_packed_into_a_plug_in_and_read_from_it(tmp_path: Path, install: Callable[..., None]) -> None:
     example()
     install(sqlite="sqlite_store:SqliteStore")
-    place = StorePlace(url=f"sqlite://{tmp_path}/set.db")
+    place = StoreLocation(url=f"sqlite://{tmp_path}/set.db")
     pack_at(place, 20)
     with stoker.open(place.url) as dataset:
         assert [int(dataset[index]["x"]) for index in (0, 7, 14)] == [0, 7, 14]
@@ -109,7 +109,7 @@ def test_of_a_store_that_reads_ranges_whole_objects_are_read() -> None:
     [
         (lambda store: store.put("a", b""), "write objects: Minimal has no put"),
         (lambda store: store.delete("a"), "delete objects: Minimal has no delete"),
-        (keys_of, "list objects: Minimal has no list"),
+        (list_keys, "list objects: Minimal has no list"),
     ],
 )
 def test_what_a_store_lacks_is_told_where_it_is_needed(call: Callable[[Any], Any], verb: str) -> None:
@@ -136,7 +136,7 @@ def test_a_store_that_takes_no_conditions_never_ignores_one() -> None:
         ("get", lambda store: store.get("a\x1b")),
         ("get_range", lambda store: read_range(store, "a\x1b", 0, 1)),
         ("head", lambda store: store.head("a\x1b")),
-        ("list", lambda store: keys_of(store, "a\x1b")),
+        ("list", lambda store: list_keys(store, "a\x1b")),
         ("put", lambda store: store.put("a\x1b", b"")),
         ("delete", lambda store: store.delete("a\x1b")),
     ],

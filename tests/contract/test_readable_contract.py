@@ -24,7 +24,7 @@ from support.datasets import SCHEMA, sample_of
 from support.local_bucket import s3_options
 from support.platform_doors import OPEN, REGION, IamDoor, enter
 from support.serving_host import running_service
-from support.stores import keys_of, read_range, run_with
+from support.stores import list_keys, read_range, run_check
 
 SAMPLES = 60
 CALLER = KeyPair(access_key="caller", secret_key="caller-secret", session_token="caller-token")
@@ -61,7 +61,7 @@ class Shelf:
         return open_store(self.url, options=self.options)
 
     def run(self, check: Check) -> None:
-        run_with(self.open(), check)
+        run_check(self.open(), check)
 
 
 def filled(url: str, options: StoreOptions | None) -> dict[str, tuple[bytes, ObjectInfo]]:
@@ -73,9 +73,9 @@ def filled(url: str, options: StoreOptions | None) -> dict[str, tuple[bytes, Obj
     found: dict[str, tuple[bytes, ObjectInfo]] = {}
 
     async def collect(store: Store) -> None:
-        found.update({key: await store.get(key) for key in await keys_of(store)})
+        found.update({key: await store.get(key) for key in await list_keys(store)})
 
-    run_with(open_store(url, options=options), collect)
+    run_check(open_store(url, options=options), collect)
     return found
 
 
@@ -134,14 +134,14 @@ def test_super_samples_are_listed_in_order_below_a_prefix_and_after_a_key(shelf:
 
     async def check(store: Store) -> None:
         assert [info async for info in store.list("data/")] == [shelf.objects[key][1] for key in data]
-        assert await keys_of(store, "data/", start_after=data[2]) == data[3:]
-        assert await keys_of(store, f"{run}/0") == [key for key in data if key.startswith(run)]
-        assert await keys_of(store, "datum") == []
-        everything = await keys_of(store)
+        assert await list_keys(store, "data/", start_after=data[2]) == data[3:]
+        assert await list_keys(store, f"{run}/0") == [key for key in data if key.startswith(run)]
+        assert await list_keys(store, "datum") == []
+        everything = await list_keys(store)
         assert everything == sorted(everything)
         assert {*data, POINTER_KEY, version_key(2)} <= set(everything)
-        assert version_key(2) in await keys_of(store, "manifests/")
-        assert POINTER_KEY in await keys_of(store, "manifest", start_after=data[-1])
+        assert version_key(2) in await list_keys(store, "manifests/")
+        assert POINTER_KEY in await list_keys(store, "manifest", start_after=data[-1])
 
     shelf.run(check)
 
@@ -214,11 +214,16 @@ def test_a_missing_object_is_not_found_and_its_data_set_is(shelf: Shelf) -> None
 
 def test_a_missing_data_set_is_told_from_a_missing_object(shelf: Shelf) -> None:
     async def check(store: Store) -> None:
-        for read in (store.get(POINTER_KEY), store.head(shelf.key), read_range(store, shelf.key, 0, 1), keys_of(store)):
+        for read in (
+            store.get(POINTER_KEY),
+            store.head(shelf.key),
+            read_range(store, shelf.key, 0, 1),
+            list_keys(store),
+        ):
             with pytest.raises(BucketNotFoundError):
                 await read
 
-    run_with(open_store(shelf.missing_url, options=shelf.options), check)
+    run_check(open_store(shelf.missing_url, options=shelf.options), check)
 
 
 def test_many_reads_at_once_do_not_mix_their_bytes(shelf: Shelf) -> None:
@@ -268,7 +273,7 @@ def test_a_range_that_does_not_fit_its_memory_is_refused(shelf: Shelf, start: in
             await store.get_range(shelf.key, start, end, into=memoryview(bytearray(room)))
         for text in ({"prefix": "\ud800"}, {"start_after": "\ud800"}):
             with pytest.raises(ConfigError):
-                await keys_of(store, **text)
+                await list_keys(store, **text)
 
     shelf.run(check)
 

@@ -24,7 +24,7 @@ from stoker.errors import (
     WrongRegionError,
 )
 from stoker_local import BucketConfig, BucketSpec, Fault, FaultKind, FaultPlan, KeyPair, LocalBucket, running_bucket
-from support.stores import keys_of, read_range, run_with
+from support.stores import list_keys, read_range, run_check
 from support.uses import USES, Use, error_of, every_use
 from support.waiting import until
 
@@ -118,7 +118,7 @@ def test_expired_credentials_are_looked_up_once_more(
         _enter(monkeypatch, SECOND)
         await asyncio.gather(*(use(store) for _ in range(4)))
 
-    run_with(open_store("s3://ours", options=settings), check)
+    run_check(open_store("s3://ours", options=settings), check)
 
 
 def _enter(monkeypatch: pytest.MonkeyPatch, key: KeyPair) -> None:
@@ -145,10 +145,10 @@ def test_anonymous_requests_read_a_public_bucket(bucket: LocalBucket) -> None:
         assert (await store.get("x"))[0] == b"0123456789"
         assert (await store.head("x")).size_bytes == 10
         assert await read_range(store, "x", 2, 4) == b"23"
-        assert await keys_of(store) == ["x"]
+        assert await list_keys(store) == ["x"]
 
     settings = S3Options(endpoint_url=bucket.url, region="us-east-1", anonymous=True)
-    run_with(open_store("s3://public", options=settings), check)
+    run_check(open_store("s3://public", options=settings), check)
 
 
 @every_use
@@ -164,7 +164,7 @@ def test_requester_pays_opens_every_use_of_such_a_bucket(bucket: LocalBucket) ->
             await use(store)
 
     settings = replace(options(bucket), requester_pays=True)
-    run_with(open_store("s3://costly", options=settings), check)
+    run_check(open_store("s3://costly", options=settings), check)
 
 
 FAULTS: dict[FaultKind, type[StoreError]] = {
@@ -188,7 +188,7 @@ def test_a_fault_in_a_read_is_a_transient_error_and_the_next_read_succeeds(
             assert getattr(caught.value, "retry_after_seconds", None) == asked
             await use(store)
 
-    run_with(open_store("s3://ours", options=options(bucket)), check)
+    run_check(open_store("s3://ours", options=options(bucket)), check)
 
 
 @pytest.mark.parametrize("fault", [FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR])
@@ -201,7 +201,7 @@ def test_a_fault_in_the_control_plane_is_transient_and_not_retried_here(bucket: 
                 await USES[name](store)
             await USES[name](store)
 
-    run_with(open_store("s3://ours", options=options(bucket)), check)
+    run_check(open_store("s3://ours", options=options(bucket)), check)
 
 
 def test_a_stalled_read_is_a_deadline_error(bucket: LocalBucket) -> None:
@@ -240,7 +240,7 @@ def test_an_unknown_profile_is_a_configuration_error(bucket: LocalBucket) -> Non
         with pytest.raises(ConfigError, match="nobody's-profile"):
             await store.get("x")
 
-    run_with(open_store("s3://ours", options=S3Options(profile="nobody's-profile")), check)
+    run_check(open_store("s3://ours", options=S3Options(profile="nobody's-profile")), check)
 
 
 def test_the_standard_environment_is_enough(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_the_standard_environment_is_enough(bucket: LocalBucket, monkeypatch: py
         written = await store.put("environment", b"1")
         assert await store.get("environment") == (b"1", written)
 
-    run_with(open_store("s3://ours/sub"), check)
+    run_check(open_store("s3://ours/sub"), check)
 
 
 def test_a_cancelled_read_closes_its_connection_and_no_other(bucket: LocalBucket) -> None:
@@ -270,7 +270,7 @@ def test_a_cancelled_read_closes_its_connection_and_no_other(bucket: LocalBucket
         assert read.cancelled()
         await until(lambda: bucket.counts.connections == kept - 1)
 
-    run_with(open_store("s3://ours", options=options(bucket)), check)
+    run_check(open_store("s3://ours", options=options(bucket)), check)
 
 
 def test_one_connection_serves_many_reads(bucket: LocalBucket) -> None:
@@ -281,7 +281,7 @@ def test_one_connection_serves_many_reads(bucket: LocalBucket) -> None:
             assert isinstance(info, ObjectInfo)
         assert bucket.counts.connections_opened == before + 1
 
-    run_with(open_store("s3://ours", options=options(bucket)), check)
+    run_check(open_store("s3://ours", options=options(bucket)), check)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
@@ -299,7 +299,7 @@ def test_a_conditional_write_whose_answer_is_lost_is_known_as_ones_own(bucket: L
         written = await RetryingStore(store).put(key, b"2", if_tag=(await store.head(key)).tag)
         assert await store.get(key) == (b"2", written)
 
-    run_with(open_store("s3://ours", options=options(bucket)), check)
+    run_check(open_store("s3://ours", options=options(bucket)), check)
 
 
 def test_a_pack_survives_the_loss_of_the_answers_to_its_commit(bucket: LocalBucket) -> None:

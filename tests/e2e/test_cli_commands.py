@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_local import BucketConfig, BucketProcess, BucketSpec, LocalBucket, Shape, bucket_process, running_bucket
+from stoker_local import (
+    BucketConfig,
+    BucketProcess,
+    BucketSpec,
+    LocalBucket,
+    NetworkShape,
+    bucket_process,
+    running_bucket,
+)
 from support.local_bucket import s3_client
 from support.places import tar_of
 
@@ -225,7 +233,7 @@ def test_a_terminal_without_unicode_gets_escapes(packed: Path) -> None:
 def bucket() -> Iterator[BucketProcess]:
     """A bucket in another process whose first byte takes a while."""
     buckets = (BucketSpec(name="private"), BucketSpec(name="public", anonymous=True))
-    config = BucketConfig(buckets=buckets, shape=Shape(first_byte_seconds=0.02))
+    config = BucketConfig(buckets=buckets, shape=NetworkShape(first_byte_seconds=0.02))
     with bucket_process(config) as process:
         yield process
 

@@ -221,7 +221,7 @@ def test_objects_of_the_local_gcs_reach_the_function_until_it_acknowledges_them(
                 async with page_of(target, "POST", data=b"abc") as answer:
                     assert answer.status == 200
             await until(lambda: file.exists() and len(file.read_text().splitlines()) >= 4)
-            await cloud.queues["q"].drained()
+            await cloud.queues["q"].wait_until_empty()
             events = [json.loads(line) for line in file.read_text().splitlines()]
             names = [event["name"] for event in events]
             assert set(names) == {"bad", "good", "with blank ü"}  # at least once

@@ -74,7 +74,7 @@ def test_an_event_whose_record_is_too_large_for_its_queue_is_given_up_and_told()
         async with cloud_of(failing, queues=(QueueSpec(name="failed"),), schedules=(schedule,)) as cloud:
             await cloud.fire("s")
             assert cloud.queues["failed"].bodies == []
-            assert [each.what for each in cloud.events()][-2:] == ["dropped", "undelivered"]
+            assert [each.kind for each in cloud.events()][-2:] == ["dropped", "undelivered"]
             assert not (await cloud.invoke("speak", {"requests": []})).error_type
 
     asyncio.run(scenario())

@@ -219,7 +219,7 @@ def test_an_event_is_accepted_retried_twice_and_given_to_the_queue_of_failures()
             assert record["responsePayload"]["errorType"] == "ValueError"
             figures = cloud.statistics()["error"]
             assert (figures.invocations, figures.errors) == (3, 3)
-            assert [h.what for h in cloud.events()].count("retry") == 2
+            assert [h.kind for h in cloud.events()].count("retry") == 2
 
     asyncio.run(scenario())
 

@@ -54,11 +54,11 @@ def test_objects_that_are_put_reach_the_function_with_a_test_event_before_them(t
             notifications=(Notification(bucket="stoker", queue="raw", prefix="in/", suffix=".jpg"),),
             sources=(EventSource(queue="raw", function="count", batch_size=4),),
         ) as cloud:
-            await cloud.queues["raw"].drained()
+            await cloud.queues["raw"].wait_until_empty()
             keys = [f"in/{name}.jpg" for name in ("a", "b c", "d+e%", "ü", "e", "f")]
             await asyncio.to_thread(put, bucket, "in/a.png", "out/a.jpg", *keys)
             await until(lambda: len(bodies_of(file)) >= 7)
-            await cloud.queues["raw"].drained()
+            await cloud.queues["raw"].wait_until_empty()
             first, *others = bodies_of(file)
             assert json.loads(first)["Event"] == "s3:TestEvent"
             records = [json.loads(body)["Records"][0]["s3"] for body in others]
@@ -115,7 +115,7 @@ def test_messages_that_fail_come_back_and_end_among_the_dead_letters(tmp_path: P
             await cloud.invoke("count", {"Records": []})  # a slow cold start must not outlast the visibility
             for body in ("good 1", "bad", "good 2"):
                 cloud.queues["q"].send(body)
-            await cloud.queues["q"].drained()
+            await cloud.queues["q"].wait_until_empty()
             assert cloud.queues["dead"].bodies == ["bad"]
             assert bodies_of(file)[:3] == ["good 1", "bad", "good 2"]
             receives = [
@@ -144,7 +144,7 @@ def test_a_batch_whose_function_is_killed_comes_back_whole(tmp_path: Path) -> No
         ) as cloud:
             cloud.queues["q"].send("a")
             cloud.queues["q"].send("b")
-            await cloud.queues["q"].drained()
+            await cloud.queues["q"].wait_until_empty()
             assert [record["body"] for record in events_of(file)[0]["Records"]] == ["a", "b"]
             figures = cloud.statistics()["count"]
             # Once it has come back: again, if the cold start has outlasted the visibility.
@@ -165,7 +165,7 @@ def test_a_queue_does_not_exceed_the_concurrency_of_its_source(tmp_path: Path) -
         ) as cloud:
             for number in range(12):
                 cloud.queues["q"].send(str(number))
-            await cloud.queues["q"].drained()
+            await cloud.queues["q"].wait_until_empty()
             figures = cloud.statistics()["count"]
             assert (figures.peak_instances, figures.throttles, figures.invocations) == (2, 0, 12)
 

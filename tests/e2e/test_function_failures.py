@@ -127,7 +127,7 @@ def test_messages_that_can_never_be_packed_become_dead_letters_and_spoil_no_othe
             for number in range(10):
                 await at.raw.put(f"{'cat' if number % 2 else 'dog'}/{number}.jpg", content(number))
             await at.raw.put("bird/11.jpg", content(11))
-            await at.cloud.queues["raw"].drained()
+            await at.cloud.queues["raw"].wait_until_empty()
             dead = at.cloud.queues["dead"].bodies
             assert len(dead) == len(hostile) + 1
             assert any("bird" in body for body in dead)
@@ -145,7 +145,7 @@ def test_an_invocation_that_runs_out_of_time_is_delivered_again_and_nothing_is_l
         async with running(short, **queue(queues=(raw, QueueSpec(name="dead"))), faults=faults) as at:
             for number in range(10):
                 await at.raw.put(f"cat/{number}.jpg", content(number))
-            await at.cloud.queues["raw"].drained()
+            await at.cloud.queues["raw"].wait_until_empty()
             await ended_in_error(at.cloud, "stoker-ingest")
             assert at.cloud.queues["dead"].bodies == []
             assert (await at.commit())["samples"] == 10

@@ -112,7 +112,7 @@ def test_raw_objects_are_trained_on_exactly_once_though_functions_die_freeze_and
             raw, data = open_store(RAW, options=options), open_store(DATASET, options=options)
             cloud.inject(FAULTS)
             await put_raw(raw, range(OBJECTS))
-            await cloud.queues["raw"].drained()
+            await cloud.queues["raw"].wait_until_empty()
             assert cloud.queues["dead"].bodies == []
             manifest = None
             while manifest is None or manifest.samples < OBJECTS:  # a commit is due every second

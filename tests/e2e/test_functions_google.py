@@ -83,7 +83,7 @@ def test_finalized_objects_are_trained_on_exactly_once_though_instances_die() ->
                 await raw.put(f"{number:05d}.bin", content(number))
 
             await for_each(range(OBJECTS), put, concurrency=16)
-            await cloud.queues["finalized"].drained()
+            await cloud.queues["finalized"].wait_until_empty()
             cloud.inject(FunctionFaultPlan())
             async with session.post(cloud.google_urls["stoker-commit"], json={"dataset": DATASET}) as answer:
                 assert answer.status == 200, await answer.text()
@@ -117,7 +117,7 @@ def test_what_can_never_be_packed_ends_among_the_dead_letters_and_all_else_is_pa
             await for_each(range(8), lambda number: raw.put(f"in/{number:05d}.bin", content(number)), concurrency=8)
             await raw.put("in/too-large.bin", bytes(20_001))
             await raw.put("beside.bin", content(9))
-            await cloud.queues["finalized"].drained()
+            await cloud.queues["finalized"].wait_until_empty()
             dead = {json.loads(body)["body"]["name"] for body in cloud.queues["dead"].bodies}
             assert dead == {"in/too-large.bin", "beside.bin"}
             async with session.post(cloud.google_urls["stoker-commit"], json={"dataset": DATASET}) as answer:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stoker_local import BucketConfig, BucketSpec, KeyPair, Shape, bucket_process
+from stoker_local import BucketConfig, BucketSpec, KeyPair, NetworkShape, bucket_process
 from support.local_bucket import Served, s3_client, signed_request
 
 COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
@@ -89,7 +89,7 @@ def test_a_bucket_process_serves_counts_and_ends_with_its_block() -> None:
 def test_a_bucket_process_is_reshaped_while_it_serves() -> None:
     with bucket_process() as bucket, s3_client(bucket) as client:
         client.put_object(Bucket="stoker", Key="k", Body=b"abc")
-        for shape, tails in ((Shape(tail_fraction=1.0, tail_seconds=0.001), 1), (Shape(), 0)):
+        for shape, tails in ((NetworkShape(tail_fraction=1.0, tail_seconds=0.001), 1), (NetworkShape(), 0)):
             bucket.reset()
             bucket.reshape(shape)
             assert client.get_object(Bucket="stoker", Key="k")["Body"].read() == b"abc"

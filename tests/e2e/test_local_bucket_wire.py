@@ -13,7 +13,16 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from stoker_local import BucketConfig, BucketSpec, Fault, FaultKind, FaultPlan, LocalBucket, Shape, running_bucket
+from stoker_local import (
+    BucketConfig,
+    BucketSpec,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    LocalBucket,
+    NetworkShape,
+    running_bucket,
+)
 from support.local_bucket import exchange, signed_headers, signed_request
 
 BODY = os.urandom(1 << 20)
@@ -34,7 +43,7 @@ def bucket(served: LocalBucket) -> Iterator[LocalBucket]:
     served.counts.reset()
     yield served
     served.inject(FaultPlan())
-    served.reshape(Shape())
+    served.reshape(NetworkShape())
 
 
 GET = b"GET /open/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -228,18 +237,18 @@ def _read_all(bucket: LocalBucket, connections: int) -> float:
 
 @pytest.mark.parametrize("software", [False, True])
 def test_a_connection_is_not_faster_than_its_rate(bucket: LocalBucket, software: bool) -> None:
-    bucket.reshape(Shape(connection_bytes_per_second=40e6, software_pacing=software))
+    bucket.reshape(NetworkShape(connection_bytes_per_second=40e6, software_pacing=software))
     assert LARGE_BYTES / _read_all(bucket, 1) < 40e6 * 1.2
 
 
 def test_all_connections_together_are_not_faster_than_the_total_rate(bucket: LocalBucket) -> None:
-    bucket.reshape(Shape(total_bytes_per_second=80e6))
+    bucket.reshape(NetworkShape(total_bytes_per_second=80e6))
     assert 4 * LARGE_BYTES / _read_all(bucket, 4) < 80e6 * 1.2
     assert bucket.counts.peak_connections == 4
 
 
 def test_every_operation_waits_for_its_first_byte(bucket: LocalBucket) -> None:
-    bucket.reshape(Shape(first_byte_seconds=0.1))
+    bucket.reshape(NetworkShape(first_byte_seconds=0.1))
     for request in (GET, GET.replace(b"GET", b"HEAD"), GET.replace(b"/k", b"?list-type=2")):
         start = time.monotonic()
         assert _split(exchange(bucket, request))[0] == 200
@@ -247,7 +256,7 @@ def test_every_operation_waits_for_its_first_byte(bucket: LocalBucket) -> None:
 
 
 def test_only_gets_are_in_the_tail_and_they_are_overtaken(bucket: LocalBucket) -> None:
-    bucket.reshape(Shape(tail_fraction=1.0, tail_seconds=3600.0))
+    bucket.reshape(NetworkShape(tail_fraction=1.0, tail_seconds=3600.0))
     host, _, port = urlsplit(bucket.url).netloc.rpartition(":")
     with socket.create_connection((host, int(port))) as delayed:
         delayed.sendall(GET)

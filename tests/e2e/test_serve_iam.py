@@ -19,7 +19,7 @@ from stoker_torch import Loader
 from support.function_cloud import Clouds, bucket_and_cloud, function
 from support.local_bucket import s3_options
 from support.platform_doors import enter
-from support.stores import run_with
+from support.stores import run_check
 
 DATASET = "s3://stoker/train"
 SAMPLES = 60
@@ -65,7 +65,7 @@ def test_whoever_has_aws_credentials_trains_from_the_function_and_from_the_bucke
         body, info = await store.get(key)
         assert len(body) == info.size_bytes > LAMBDA_ANSWER_BYTES, "more than Lambda sends: the bucket did"
 
-    run_with(open_store(served, options=AWS), check)
+    run_check(open_store(served, options=AWS), check)
     assert sorted(number for batch in batches for number in batch["x"].tolist()) == list(range(SAMPLES))
     assert all((batch["image"][:, -1] == batch["x"]).all() for batch in batches)
     assert cli.main(["verify", served, "--auth", "aws", "--region", "us-east-1"]) == 0

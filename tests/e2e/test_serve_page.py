@@ -101,7 +101,7 @@ def test_the_application_of_the_page_starts_as_the_page_says_and_tells_curl_why_
 
 def test_the_table_of_errors_has_every_code_and_no_other() -> None:
     source = "".join(file.read_text() for file in (ROOT / "functions/stoker_functions/serve").glob("*.py"))
-    raised = set(re.findall(r'Refusal\(\s*(\d{3}),\s*"([a-z-]+)"', source))
+    raised = set(re.findall(r'HttpError\(\s*(\d{3}),\s*"([a-z-]+)"', source))
     rows = re.findall(r"^\| ([0-9, ]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
     assert {code for _, code in raised} == {code for _, codes in rows for code in re.findall(r"`([a-z-]+)`", codes)}
     assert {status for status, _ in raised} == {status for statuses, _ in rows for status in statuses.split(", ")}

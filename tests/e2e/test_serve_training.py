@@ -14,7 +14,7 @@ import stoker
 from stoker import FetchConfig, Order, OrderConfig, ServedOptions, cli
 from stoker._stores.access_token import Grant
 from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
-from stoker_functions.serve import Refusal, Request, Response, TokenKeys
+from stoker_functions.serve import HttpError, Request, Response, TokenKeys
 from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
@@ -58,7 +58,7 @@ def fail_at_first(request: Request, before: int, response: Response) -> Response
     if before or way == 0 or response.status >= 400:
         return response
     if way == 1 or len(body) < 2:
-        return Refusal(503, "unavailable", "later", headers={"Retry-After": "0"}).response()
+        return HttpError(503, "unavailable", "later", headers={"Retry-After": "0"}).response()
     if way == 2:
         return replace(response, body=body[: len(body) // 2])
     return replace(response, body=body[:-1] + bytes([body[-1] ^ 1]))

@@ -14,7 +14,7 @@ from stoker import FetchConfig
 from stoker._trace.recording import Recording
 from stoker.cli import main
 from stoker.trace import read_trace
-from stoker_local import BucketConfig, Shape, running_bucket
+from stoker_local import BucketConfig, NetworkShape, running_bucket
 from stoker_local._bucket import client_environment
 from stoker_torch import Loader
 from support.processes import ended, running
@@ -50,13 +50,13 @@ def test_a_killed_training_leaves_a_trace_that_can_be_viewed(
 @pytest.mark.parametrize(
     ("shape", "phase"),
     [
-        (Shape(first_byte_seconds=0.2), "first_byte"),
-        (Shape(connection_bytes_per_second=4_000_000, software_pacing=True), "transfer"),
+        (NetworkShape(first_byte_seconds=0.2), "first_byte"),
+        (NetworkShape(connection_bytes_per_second=4_000_000, software_pacing=True), "transfer"),
     ],
     ids=["first_byte", "transfer"],
 )
 def test_what_is_slow_at_a_bucket_is_told(
-    shape: Shape, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: NetworkShape, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = BucketConfig()
     with running_bucket(config) as bucket:

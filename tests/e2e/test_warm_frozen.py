@@ -15,7 +15,7 @@ import pytest
 
 import stoker
 from stoker import S3Options
-from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, NetworkShape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._events import NodeTask, WakeEvent
@@ -107,7 +107,9 @@ def pack(options: S3Options) -> None:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_no_batch_waits_for_nodes_that_are_frozen_or_killed(number: signal.Signals) -> None:
     async def check() -> None:
-        buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),), shape=Shape(first_byte_seconds=BUCKET_SECONDS))
+        buckets = BucketConfig(
+            buckets=(BucketSpec(name="stoker"),), shape=NetworkShape(first_byte_seconds=BUCKET_SECONDS)
+        )
         async with LocalBucket(buckets) as bucket, node_cloud(NODES) as cloud:
             options = s3_options(bucket)
             await asyncio.to_thread(pack, options)

@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> str:
 
 @contextmanager
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FunctionCloud]:
-    environment = {"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHELF_BYTES": "16MiB"}
+    environment = {"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHARD_BYTES": "16MiB"}
     functions = tuple(
         FunctionSpec(
             name=f"stoker-warm-{number}",

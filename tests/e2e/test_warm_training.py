@@ -15,7 +15,7 @@ import psutil
 
 import stoker
 from stoker import S3Options
-from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, NetworkShape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._events import NodeTask, WakeEvent
@@ -98,7 +98,7 @@ async def torment(rng: random.Random) -> tuple[int, int]:
 
 def test_every_sample_comes_once_an_epoch_and_the_second_mostly_from_nodes_whatever_happens_to_them() -> None:
     async def check() -> None:
-        buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),), shape=Shape(first_byte_seconds=0.05))
+        buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),), shape=NetworkShape(first_byte_seconds=0.05))
         async with LocalBucket(buckets) as bucket, node_cloud(NODES) as cloud:
             options = s3_options(bucket)
             await asyncio.to_thread(pack, options)

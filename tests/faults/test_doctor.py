@@ -30,7 +30,7 @@ from stoker_local import (
     FaultPlan,
     KeyPair,
     LocalBucket,
-    Shape,
+    NetworkShape,
     running_bucket,
     running_gcs,
 )
@@ -160,7 +160,7 @@ def test_a_machine_elsewhere_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_slow_and_distant_bucket_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
-        running.reshape(Shape(first_byte_seconds=0.2, total_bytes_per_second=4e6))
+        running.reshape(NetworkShape(first_byte_seconds=0.2, total_bytes_per_second=4e6))
         telling = replace(QUICK, size_bytes=8 << 20, seconds=60.0)  # enough to see that connections share the link
         assert levels(found(is_shaped=True, limits=telling)) == {"latency": "warning", "bandwidth": "warning"}
 
@@ -168,7 +168,7 @@ def test_a_slow_and_distant_bucket_is_a_warning(monkeypatch: pytest.MonkeyPatch)
 def test_no_bandwidth_is_reported_that_a_bucket_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
-        running.reshape(Shape(first_byte_seconds=0.02, total_bytes_per_second=50e6))
+        running.reshape(NetworkShape(first_byte_seconds=0.02, total_bytes_per_second=50e6))
 
         async def look() -> list[Finding]:
             limits = ProbeLimits(size_bytes=32 << 20)
@@ -203,7 +203,7 @@ def test_a_bucket_that_fails_often_is_a_problem(kind: FaultKind, monkeypatch: py
 def test_a_limit_on_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
-        running.reshape(Shape(first_byte_seconds=0.02, gets_per_second=25, gets_burst=10))
+        running.reshape(NetworkShape(first_byte_seconds=0.02, gets_per_second=25, gets_burst=10))
         findings = found(limits=ProbeLimits(size_bytes=4 << 20))
     assert levels(findings) == {"throttling": "warning"}
     assert "were refused (503 SlowDown, 429)" in findings["throttling"].text
@@ -213,7 +213,7 @@ def test_a_limit_on_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reads_that_are_late_now_and_then_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
-        running.reshape(Shape(first_byte_seconds=0.02, tail_fraction=0.05, tail_seconds=2.0, seed=2))
+        running.reshape(NetworkShape(first_byte_seconds=0.02, tail_fraction=0.05, tail_seconds=2.0, seed=2))
         findings = found(is_shaped=True, limits=ProbeLimits(size_bytes=4 << 20))
     assert findings["latency"].level is Level.WARNING
     assert "late)" in findings["latency"].text

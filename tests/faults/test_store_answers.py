@@ -18,7 +18,7 @@ from stoker._stores import gcs
 from stoker.abc import Store
 from stoker.errors import ConnectionLostError, StokerError, TransientError
 from support.speaking import Server, serving
-from support.stores import keys_of, read_range
+from support.stores import list_keys, read_range
 
 Transport = Literal["direct", "aiohttp"]
 
@@ -84,7 +84,7 @@ READS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "get of another": lambda store: store.get("data/0123456789abcdef/00000000"),
 }
 OTHERS: dict[str, Callable[[Store], Awaitable[object]]] = {
-    "list": keys_of,
+    "list": list_keys,
     "put": lambda store: store.put("x", b"0123456789"),
     "put if absent": lambda store: store.put("x", b"0123456789", if_absent=True),
     "put if unchanged": lambda store: store.put("x", b"0123456789", if_tag="1"),

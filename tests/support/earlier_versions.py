@@ -8,7 +8,7 @@ import stoker
 from golden.v1.make_fixtures import FOLDER
 from stoker_local import LocalBucket
 from support.local_bucket import s3_options
-from support.stores import run_with
+from support.stores import run_check
 
 __all__ = ["files_of", "options_of", "stored", "upload"]
 
@@ -35,7 +35,7 @@ def upload(url: str, options: stoker.S3Options, *folders: str) -> None:
         for key, data in files_of(*folders).items():
             await store.put(key, data)
 
-    run_with(stoker.open_store(url, options=options), write)
+    run_check(stoker.open_store(url, options=options), write)
 
 
 def stored(url: str, options: stoker.S3Options, prefix: str = "") -> dict[str, bytes]:
@@ -46,5 +46,5 @@ def stored(url: str, options: stoker.S3Options, prefix: str = "") -> dict[str, b
         async for info in store.list(prefix):
             found[info.key], _ = await store.get(info.key)
 
-    run_with(stoker.open_store(url, options=options), read)
+    run_check(stoker.open_store(url, options=options), read)
     return found

@@ -14,7 +14,7 @@ from stoker.abc import Store
 from stoker.testing import WatchedStore
 from support.packing import numbered, pack
 from support.processes import die
-from support.stores import Place, run_with
+from support.stores import Place, run_check
 
 __all__ = ["MOMENTS", "Death", "Moment", "PackTask", "pack_and_die"]
 
@@ -74,7 +74,7 @@ def pack_and_die(task: PackTask) -> None:
     async def work(store: Store) -> None:
         await pack(_KillingStore(store, task.death), numbered(task.samples), mode=task.mode)
 
-    run_with(task.place.open(), work)
+    run_check(task.place.open(), work)
 
 
 class _KillingStore(WatchedStore):

@@ -11,7 +11,7 @@ from stoker._order.order import EpochLayout
 from stoker.abc import Store
 from stoker_functions._shuffle_job.plan import EpochPlan
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
-from support.stores import run_with
+from support.stores import run_check
 
 __all__ = ["MEMORY_BYTES", "WAYS", "carry_out", "layout_of", "made", "materialize", "phases"]
 
@@ -65,7 +65,7 @@ async def made(store: Store, **settings: Any) -> None:
 
 def materialize(url: str, **settings: Any) -> None:
     """Materialize an epoch of the data set at a URL."""
-    run_with(open_store(url), lambda store: made(store, **settings))
+    run_check(open_store(url), lambda store: made(store, **settings))
 
 
 async def layout_of(store: Store, task: ShuffleTask) -> EpochLayout:

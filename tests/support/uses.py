@@ -9,7 +9,7 @@ import pytest
 from stoker import StoreOptions, open_store
 from stoker.abc import Store
 from stoker.errors import StoreError
-from support.stores import keys_of, read_range, run_with
+from support.stores import list_keys, read_range, run_check
 
 __all__ = ["USES", "Use", "error_of", "every_use"]
 
@@ -18,7 +18,7 @@ USES: dict[str, Use] = {
     "get": lambda store: store.get("x"),
     "range": lambda store: read_range(store, "x", 0, 4),
     "head": lambda store: store.head("x"),
-    "list": keys_of,
+    "list": list_keys,
     "put": lambda store: store.put("x", b"0123456789"),
     "delete": lambda store: store.delete("y"),
 }
@@ -34,5 +34,5 @@ def error_of(url: str, options: StoreOptions, use: Use) -> StoreError:
             await use(store)
         caught.append(info.value)
 
-    run_with(open_store(url, options=options), check)
+    run_check(open_store(url, options=options), check)
     return caught[0]

@@ -171,7 +171,7 @@ async def google_warm_cloud(config: WarmConfig) -> AsyncIterator[WarmCloud]:
             name=f"{PREFIX}-{config.node_name(number)}",
             source=str(Path(stoker_functions.__file__).with_name("gcp.py")),
             target="warm_node",
-            environment={"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHELF_BYTES": "64MiB"},
+            environment={"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHARD_BYTES": "64MiB"},
             timeout_seconds=60.0,
             instances=2,
         )

@@ -20,7 +20,10 @@ from stoker._deprecation import RENAMED
 from stoker.errors import ArgumentError, ConfigError, MemoryBudgetError
 from stoker.fanout import FanoutConfig, Report
 from stoker.images import RandomResizedCrop
+from stoker.testing import StoreLocation
 from stoker.trace import Fetch, OpenTelemetrySink, Phase, Span
+from stoker_local.functions import FunctionEvent, QueueSpec
+from stoker_local.functions._triggers import create_queues
 from stoker_sim import recorded_bucket, recorded_latency
 from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption
 from stoker_torch._config import MOVED_SETTINGS
@@ -41,6 +44,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "FanoutConfig": (FanoutConfig, {}),
     "Fetch": (Fetch, _zeros(Fetch)),
     "FetchConfig": (FetchConfig, {}),
+    "FunctionEvent": (FunctionEvent, _zeros(FunctionEvent)),
     "LoaderPlan": (LoaderPlan, _zeros(LoaderPlan)),
     "LoaderPlan.check_dollars": (LoaderPlan(**_zeros(LoaderPlan)).check_dollars, {"max_dollars": 1.0}),
     "LoaderStatistics": (LoaderStatistics, _zeros(LoaderStatistics)),
@@ -56,13 +60,23 @@ CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 OBJECTS: dict[str, object] = {
     **{owner: kind(**settings) for owner, (kind, settings) in CALLABLES.items() if is_dataclass(kind)},
+    "LocalQueue": create_queues([QueueSpec(name="q")], seed=0, clock=lambda: 0.0)["q"],
     "RandomResizedCrop": RandomResizedCrop(),
     "Schema": Schema({"x": Bytes()}),
+    "StoreLocation": StoreLocation(url="memory://anywhere"),
     "Span": Span(Phase.OTHER, 0.0, 1.0),
 }
 """Class with deprecated attributes → an object of it."""
 
-MODULES = ("stoker", "stoker.errors")
+MODULES = (
+    "stoker",
+    "stoker.errors",
+    "stoker.testing",
+    "stoker_functions",
+    "stoker_functions.serve",
+    "stoker_local",
+    "stoker_local.functions",
+)
 
 MEMBERS = [(owner, old, new) for owner in {**CALLABLES, **OBJECTS} for old, new in RENAMED[owner].items()]
 ARGUMENTS = [
@@ -76,7 +90,7 @@ NAMES = [(module, old, new) for module in MODULES for old, new in RENAMED[module
 
 def test_each_deprecated_name_is_in_a_table_of_this_module() -> None:
     list(python_api(PAGE))  # imports all that is public
-    assert set(RENAMED) == {*CALLABLES, *OBJECTS, *MODULES, "cache policy"}
+    assert set(RENAMED) == {*CALLABLES, *OBJECTS, *MODULES, "cache policy", "environment variable"}
     assert {*ARGUMENTS, *ATTRIBUTES} == {*MEMBERS}
 
 

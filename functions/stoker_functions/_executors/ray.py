@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError
 from stoker.fanout import ExecutorOptions
-from stoker_functions._executors.worker import Runner, answer_of
+from stoker_functions._executors.worker import Runner, parse_answer
 
 
 class RayExecutor(Executor):
@@ -74,7 +74,7 @@ class RayExecutor(Executor):
         finally:
             if not done:  # this call was cancelled
                 ray.cancel(running, force=True)
-        return answer_of(function, outcome)
+        return parse_answer(function, outcome)
 
 
 def perform(function: str, event: str, environment: Mapping[str, str], functions: Mapping[str, str]) -> str:
@@ -87,7 +87,7 @@ def perform(function: str, event: str, environment: Mapping[str, str], functions
         functions: name → ``module:function`` of functions in addition to stoker's own.
 
     Returns:
-        A JSON object for :func:`stoker_functions._executors.worker.answer_of`.
+        A JSON object for :func:`stoker_functions._executors.worker.parse_answer`.
     """
     os.environ.update(environment)
     return asyncio.run(_perform(Runner(os.environ, functions), function, event))

@@ -42,7 +42,7 @@ class Runner:
         >>> runner = Runner({"STOKER_DATASETS": "train=data"}, {})
         >>> outcome = await runner.perform("compact", {"dataset": "data"})
         >>> await runner.close()
-        >>> answer_of("compact", outcome).is_cold
+        >>> parse_answer("compact", outcome).is_cold
         True
     """
 
@@ -52,7 +52,7 @@ class Runner:
         self._deployment: Deployment | None = None
 
     async def perform(self, function: str, event: Mapping[str, Any]) -> str:
-        """Run a function to its end, and return a JSON object for :func:`answer_of`, also if the function fails.
+        """Run a function to its end, and return a JSON object for :func:`parse_answer`, also if the function fails.
 
         Args:
             function: name of the function.
@@ -85,7 +85,7 @@ class Runner:
         return result
 
 
-def answer_of(function: str, outcome: str | bytes) -> Answer:
+def parse_answer(function: str, outcome: str | bytes) -> Answer:
     """Return the answer in the outcome of :meth:`Runner.perform`, or raise its error.
 
     Args:
@@ -98,7 +98,7 @@ def answer_of(function: str, outcome: str | bytes) -> Answer:
 
     Example:
         >>> outcome = '{"result": {"samples": 100}, "billed_seconds": 2.5, "memory_bytes": 0, "is_cold": true}'
-        >>> answer_of("pack", outcome).result["samples"]
+        >>> parse_answer("pack", outcome).result["samples"]
         100
     """
     fields = json.loads(outcome)
@@ -179,7 +179,7 @@ class LocalExecutor(Executor):
             if answer is None:
                 raise ConnectionLostError(f"the worker that ran {function} {await self._describe_exit(process)}")
             self._idle.append(process)
-        return answer_of(function, answer)
+        return parse_answer(function, answer)
 
     async def _start_worker(self) -> Process:
         # In its own session, so that Ctrl-C on the terminal reaches only this process, which then ends the worker.

@@ -10,10 +10,13 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from stoker._deprecation import declare_renamed, load_renamed
 from stoker._stores.access_token import TokenKeys
 from stoker_functions.serve._answers import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
 from stoker_functions.serve._messages import (
-    Refusal,
+    HttpError,
     Request,
     Response,
     asgi_app,
@@ -27,7 +30,7 @@ from stoker_functions.serve._service import Service
 __all__ = [
     "GOOGLE_ANSWER_BYTES",
     "LAMBDA_ANSWER_BYTES",
-    "Refusal",
+    "HttpError",
     "Request",
     "Response",
     "ServeConfig",
@@ -39,3 +42,10 @@ __all__ = [
     "to_asgi",
     "to_lambda_url",
 ]
+
+declare_renamed(__name__, {"Refusal": "HttpError"})
+
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        return load_renamed(__name__, name)

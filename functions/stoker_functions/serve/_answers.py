@@ -36,7 +36,7 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
 )
-from stoker_functions.serve._messages import DatasetRequest, Refusal, Request, Response, is_not_modified, parse_range
+from stoker_functions.serve._messages import DatasetRequest, HttpError, Request, Response, is_not_modified, parse_range
 
 _log = logging.getLogger("stoker_functions.serve.objects")
 
@@ -190,7 +190,7 @@ class ServedDataset:
             pinned: size, tag and checksum in the manifest, if it has the object; then no HEAD request comes first.
 
         Raises:
-            Refusal: a condition does not hold, the range is not valid, or the answer is too large and cannot be
+            HttpError: a condition does not hold, the range is not valid, or the answer is too large and cannot be
                 redirected.
             StoreError: the object could not be read.
         """
@@ -236,7 +236,7 @@ class ServedDataset:
         except CredentialsError as error:
             _log.warning("an answer of %d bytes cannot be redirected: %s", wanted_bytes, error)
             limit = f"the answer has {wanted_bytes} bytes, and one request gets at most {self._config.answer_bytes}"
-            raise Refusal(413, "too-large", f"{limit}: request ranges") from None
+            raise HttpError(413, "too-large", f"{limit}: request ranges") from None
         return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
 
 
@@ -266,7 +266,7 @@ class ServedDatasets:
             request: the request itself, for its method and headers.
 
         Raises:
-            Refusal: the object does not exist, a condition does not hold, or the answer is too large.
+            HttpError: the object does not exist, a condition does not hold, or the answer is too large.
             StoreError: the object could not be read.
         """
         dataset, version = self._dataset(ask.dataset), ask.version
@@ -279,11 +279,11 @@ class ServedDatasets:
         headers |= {"Stoker-Version": str(manifest.version)}
         if ask.what == "super-samples":
             if ask.number >= len(manifest):
-                raise Refusal(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
+                raise HttpError(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
             pinned = manifest.ref(ask.number)
             return await dataset.answer_object(request, pinned.key, headers, pinned)
         if ask.number >= manifest.samples:
-            raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
+            raise HttpError(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
         etag = f'"{batch_id(manifest, ask)}"'
         headers |= {"ETag": etag, "Accept-Ranges": "none"}
         if is_not_modified(request.headers, etag):
@@ -297,7 +297,7 @@ class ServedDatasets:
 
     def _dataset(self, name: str) -> ServedDataset:
         if name not in self._config.datasets:
-            raise Refusal(404, "no-such-dataset", "this service has no data set of that name")
+            raise HttpError(404, "no-such-dataset", "this service has no data set of that name")
         if name not in self._datasets:
             manifest_bytes = self._config.memory_bytes // (4 * len(self._config.datasets))
             self._datasets[name] = ServedDataset(self._store(self._config.datasets[name]), self._config, manifest_bytes)
@@ -352,7 +352,7 @@ async def read_batch(manifest: Manifest, reader: SampleReader, ask: DatasetReque
     Samples are read in groups that fit if they have the average size, so that little is read beyond the limit.
 
     Raises:
-        Refusal: the file would have more than ``limit_bytes``; the message has the batch size that fits.
+        HttpError: the file would have more than ``limit_bytes``; the message has the batch size that fits.
         StoreError: samples could not be read.
     """
     order = Order(manifest.rows.samples, ask.order, ask.epoch)
@@ -364,7 +364,7 @@ async def read_batch(manifest: Manifest, reader: SampleReader, ask: DatasetReque
         for sample in await reader.read(samples[first : first + at_a_time]):
             values = manifest.schema.encode(sample)
             if builder.size_with(values) > room_bytes:
-                raise Refusal(413, "too-large", _size_advice(len(builder), limit_bytes))
+                raise HttpError(413, "too-large", _size_advice(len(builder), limit_bytes))
             builder.add(values)
     origin = PackOrigin(dataset=manifest.dataset, run=batch_id(manifest, ask)[:16], ordinal=0)
     data, _ = builder.finish(origin)

@@ -93,7 +93,7 @@ class Response:
         object.__setattr__(self, "headers", {**_SECURITY_HEADERS, **self.headers})
 
 
-class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
+class HttpError(StokerError):
     """An HTTP error response with the body ``{"error": code, "message": text}``.
 
     Attributes:
@@ -102,7 +102,7 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
         headers: more headers of the response; default none.
 
     Example:
-        >>> Refusal(404, "not-found", "there is no such data set").response().body
+        >>> HttpError(404, "not-found", "there is no such data set").response().body
         b'{"error": "not-found", "message": "there is no such data set"}'
     """
 
@@ -285,22 +285,22 @@ def parse_request(request: Request) -> DatasetRequest:
     """Parse a request.
 
     Raises:
-        Refusal: the method is not GET or HEAD (405), the URL is too long (414), the path is unknown (404), or a
+        HttpError: the method is not GET or HEAD (405), the URL is too long (414), the path is unknown (404), or a
             parameter is unknown, repeated, missing or out of bounds (400).
     """
     if request.method not in ("GET", "HEAD"):
-        raise Refusal(405, "method-not-allowed", "only GET and HEAD are answered", headers={"Allow": "GET, HEAD"})
+        raise HttpError(405, "method-not-allowed", "only GET and HEAD are answered", headers={"Allow": "GET, HEAD"})
     if len(request.path) + len(request.query) > MAX_URL_CHARACTERS:
-        raise Refusal(414, "too-long", f"path and query have more than {MAX_URL_CHARACTERS} characters")
+        raise HttpError(414, "too-long", f"path and query have more than {MAX_URL_CHARACTERS} characters")
     match = _PATH.fullmatch(request.path)
     if match is None or (match[2] == "manifest") != (match[3] is None):
-        raise Refusal(
+        raise HttpError(
             404, "not-found", "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
         )
     resource = match[2]
     parameters = _parse_parameters(request.query, (*_NUMBERS, "shuffle") if resource == "batches" else ("version",))
     if resource == "batches" and "size" not in parameters:
-        raise Refusal(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
+        raise HttpError(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
     order = OrderConfig(**{name: parameters.pop(name) for name in _ORDER_PARAMETERS if name in parameters})
     return DatasetRequest(dataset=match[1], what=resource, number=int(match[3] or 0), order=order, **parameters)
 
@@ -311,21 +311,21 @@ def _parse_parameters(query: str, names: Sequence[str]) -> dict[str, Any]:
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
         if name not in names or name in parameters:
-            raise Refusal(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(names)}")
+            raise HttpError(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(names)}")
         parameters[name] = _parse_shuffle(text) if name == "shuffle" else _parse_number(name, text)
     return parameters
 
 
 def _parse_shuffle(text: str) -> str:
     if text not in get_args(Shuffle):
-        raise Refusal(400, "bad-parameter", f"shuffle is one of {', '.join(get_args(Shuffle))}")
+        raise HttpError(400, "bad-parameter", f"shuffle is one of {', '.join(get_args(Shuffle))}")
     return text
 
 
 def _parse_number(name: str, text: str) -> int:
     min_value, max_value = _NUMBERS[name]
     if not _NUMBER.fullmatch(text) or not min_value <= int(text) <= max_value:
-        raise Refusal(
+        raise HttpError(
             400, "bad-parameter", f"{name} is a whole number from {min_value} to {max_value}, without leading zeros"
         )
     return int(text)
@@ -339,11 +339,11 @@ def is_not_modified(headers: Mapping[str, str], etag: str) -> bool:
         etag: entity tag of the object, strong and in quotes.
 
     Raises:
-        Refusal: the object does not match ``If-Match`` (412), or a condition is malformed (400).
+        HttpError: the object does not match ``If-Match`` (412), or a condition is malformed (400).
     """
     matches = _parse_tags(headers, "if-match")
     if matches is not None and "*" not in matches and etag not in matches:
-        raise Refusal(412, "changed", "the object's tag does not match If-Match", headers={"ETag": etag})
+        raise HttpError(412, "changed", "the object's tag does not match If-Match", headers={"ETag": etag})
     known = _parse_tags(headers, "if-none-match")
     return known is not None and ("*" in known or etag in {tag.removeprefix("W/") for tag in known})
 
@@ -357,7 +357,7 @@ def parse_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple
         etag: entity tag of the object, strong and in quotes.
 
     Raises:
-        Refusal: the range is beyond the object's end, has several parts, or is malformed (416).
+        HttpError: the range is beyond the object's end, has several parts, or is malformed (416).
     """
     text = headers.get("range")
     if text is None or not text.startswith("bytes=") or headers.get("if-range", etag) != etag:
@@ -365,7 +365,7 @@ def parse_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple
     match = _RANGE.fullmatch(text)
     span = _resolve_range(match[1], match[2], size_bytes) if match else None
     if span is None:
-        raise Refusal(
+        raise HttpError(
             416,
             "bad-range",
             f"give one range within the {size_bytes} bytes: bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT",
@@ -389,5 +389,5 @@ def _parse_tags(headers: Mapping[str, str], name: str) -> frozenset[str] | None:
     if text is None:
         return None
     if not _TAGS.fullmatch(text):
-        raise Refusal(400, "bad-header", f"{name} is neither * nor up to 32 entity tags")
+        raise HttpError(400, "bad-header", f"{name} is neither * nor up to 32 entity tags")
     return frozenset(re.findall(rf"\*|{_TAG}", text))

@@ -33,7 +33,7 @@ from stoker_functions.serve._answers import (
 )
 from stoker_functions.serve._messages import (
     AsgiApp,
-    Refusal,
+    HttpError,
     Request,
     Response,
     from_asgi,
@@ -98,7 +98,7 @@ class Service:
             allowed = self._token_datasets(request) if token_is_needed else None
             ask = parse_request(request)
             if allowed is not None and ask.dataset not in allowed:
-                raise Refusal(403, "forbidden", "the token is not for this data set")
+                raise HttpError(403, "forbidden", "the token is not for this data set")
             async with asyncio.timeout(seconds):
                 return await self._library.get().answer(ask, request)
         except StokerError as error:
@@ -115,22 +115,22 @@ class Service:
         try:
             return self._config.token_keys.verify(match[1] if match else "", self._clock()).datasets
         except CredentialsError:
-            raise Refusal(401, "unauthorized", "a valid token is needed", headers=_CHALLENGE) from None
+            raise HttpError(401, "unauthorized", "a valid token is needed", headers=_CHALLENGE) from None
 
 
-def _http_error_of(error: StokerError) -> Refusal:
+def _http_error_of(error: StokerError) -> HttpError:
     """Return the HTTP error for an error: it tells the client what to do, and nothing about the bucket."""
-    if isinstance(error, Refusal):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, NotFoundError):
-        return Refusal(404, "not-found", "the data set has no such version or object")
+        return HttpError(404, "not-found", "the data set has no such version or object")
     if isinstance(error, TransientError | FetchError | ObjectChangedError):
         _log.warning("a request got 503 and will be tried again: %s", error)
         wanted_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
         headers = {"Retry-After": str(min(60, max(1, math.ceil(wanted_seconds or 0))))}
-        return Refusal(503, "unavailable", "the bucket did not answer in time, or failed; try again", headers=headers)
+        return HttpError(503, "unavailable", "the bucket did not answer in time, or failed; try again", headers=headers)
     _log.error("a request failed: %s: %s", type(error).__name__, error)
-    return Refusal(500, "failed", "the request could not be answered; the function's log says why")
+    return HttpError(500, "failed", "the request could not be answered; the function's log says why")
 
 
 async def serve_url(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Example:
 from typing import TYPE_CHECKING, Any
 
 from stoker._base.plugins import load_name
+from stoker._deprecation import declare_renamed
 
 __all__ = [
     "PROFILES",
@@ -26,7 +27,7 @@ __all__ = [
     "KeyPair",
     "LocalBucket",
     "LocalGcs",
-    "Shape",
+    "NetworkShape",
     "bucket_process",
     "running_bucket",
     "running_gcs",
@@ -39,15 +40,17 @@ _NAMES_OF = {
     "stoker_local._host": "BucketProcess bucket_process running_bucket running_server",
     "stoker_local._s3.model": "BucketSpec",
     "stoker_local._s3.signature": "KeyPair",
-    "stoker_local._network": "PROFILES Fault FaultKind FaultPlan Shape",
+    "stoker_local._network": "PROFILES Fault FaultKind FaultPlan NetworkShape",
 }
 """Module → public names that it defines, separated by spaces."""
+
+declare_renamed(__name__, {"Shape": "NetworkShape"})
 
 if TYPE_CHECKING:
     from stoker_local._bucket import BucketConfig, LocalBucket
     from stoker_local._gcs import GcsConfig, LocalGcs, running_gcs
     from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_server
-    from stoker_local._network import PROFILES, Fault, FaultKind, FaultPlan, Shape
+    from stoker_local._network import PROFILES, Fault, FaultKind, FaultPlan, NetworkShape
     from stoker_local._s3.model import BucketSpec
     from stoker_local._s3.signature import KeyPair
 else:  # hidden from type checkers, which would accept any name if they saw __getattr__

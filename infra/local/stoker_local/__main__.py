@@ -174,7 +174,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | None, *, watch_stdin: bool) -> None:
     """Serve until SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input; then print what it cost."""
     from stoker_local._gcs import GcsConfig, LocalGcs
-    from stoker_local.functions import function_cloud, total
+    from stoker_local.functions import function_cloud, sum_statistics
 
     names = buckets or sorted({"stoker", *(each.bucket for each in config.notifications)})
     s3 = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
@@ -193,7 +193,7 @@ async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | Non
         sys.stdout.flush()
         await stop.wait()
         figures = cloud.statistics()
-        for name, each in (*figures.items(), ("in all", total(figures))):
+        for name, each in (*figures.items(), ("in all", sum_statistics(figures))):
             line = (
                 f"{name}: {each.invocations} invocations, {each.cold_starts} cold starts, {each.errors} errors, "
                 f"{each.gb_seconds:.3f} GB-s, ${each.dollars:.6f}"

@@ -25,7 +25,16 @@ from stoker_local._http1 import (
     compose_head,
     parse_head,
 )
-from stoker_local._network import Fault, FaultInjector, FaultKind, FaultPlan, Pacer, Shape, Shaper, split_response
+from stoker_local._network import (
+    Fault,
+    FaultInjector,
+    FaultKind,
+    FaultPlan,
+    NetworkShape,
+    Pacer,
+    Shaper,
+    split_response,
+)
 from stoker_local._s3 import S3Service
 from stoker_local._s3.model import BucketSpec, ObjectMap, S3Call, S3Error, StoredObject
 from stoker_local._s3.operations import md5_etag
@@ -84,7 +93,7 @@ class BucketConfig(JsonConfig):
         request_seconds: time limit for the arrival of the next request, in seconds; then the connection is closed.
 
     Example:
-        >>> config = BucketConfig(buckets=(BucketSpec(name="data"),), shape=Shape(first_byte_seconds=0.02))
+        >>> config = BucketConfig(buckets=(BucketSpec(name="data"),), shape=NetworkShape(first_byte_seconds=0.02))
         >>> BucketConfig.from_json(config.to_json()) == config
         True
     """
@@ -94,7 +103,7 @@ class BucketConfig(JsonConfig):
     region: str = "us-east-1"
     keys: tuple[KeyPair, ...] = (WELL_KNOWN_KEY,)
     buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
-    shape: Shape = field(default_factory=Shape)
+    shape: NetworkShape = field(default_factory=NetworkShape)
     faults: FaultPlan = field(default_factory=FaultPlan)
     max_object_bytes: NotNegative[int] = 1 << 30
     max_connections: AtLeastOne[int] = 1024
@@ -203,7 +212,7 @@ class LocalBucket:
         """Replace the fault plan, from the next request on."""
         self._faults = FaultInjector(plan)
 
-    def reshape(self, shape: Shape) -> None:
+    def reshape(self, shape: NetworkShape) -> None:
         """Replace the network shape: delays from the next request on, rates for new connections."""
         self._shaper = Shaper(shape)
 
@@ -364,7 +373,7 @@ class LocalBucket:
                 response = ServerResponse(status=204)
             case "POST", "shape":
                 try:
-                    self.reshape(Shape(**json.loads(bytes(body))))
+                    self.reshape(NetworkShape(**json.loads(bytes(body))))
                     response = ServerResponse(status=204)
                 except (TypeError, ValueError) as error:
                     response = ServerResponse(status=400, body=str(error).encode())

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stoker._base.task_group import task_group
 from stoker_local._bucket import BucketConfig, LocalBucket, client_environment
-from stoker_local._network import Shape
+from stoker_local._network import NetworkShape
 
 if TYPE_CHECKING:
     import aiohttp
@@ -175,7 +175,7 @@ class BucketProcess:
         """Set the bucket's counters to zero."""
         self._request("POST", "/-/reset")
 
-    def reshape(self, shape: Shape) -> None:
+    def reshape(self, shape: NetworkShape) -> None:
         """Replace the network shape: delays from the next request on, rates for new connections."""
         self._request("POST", "/-/shape", json.dumps(asdict(shape)))
 

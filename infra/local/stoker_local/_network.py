@@ -22,7 +22,7 @@ _Rate = Annotated[float, NumberBound(">=", 1024), NumberBound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(BoundedConfig):
+class NetworkShape(BoundedConfig):
     """Delays and rates of the network between a client and the bucket; default as fast as the machine.
 
     Attributes:
@@ -41,7 +41,7 @@ class Shape(BoundedConfig):
         seed: seed of the delays, which are drawn in the order of the requests.
 
     Example:
-        >>> Shape(first_byte_seconds=0.02, connection_bytes_per_second=90e6).first_byte_seconds
+        >>> NetworkShape(first_byte_seconds=0.02, connection_bytes_per_second=90e6).first_byte_seconds
         0.02
     """
 
@@ -58,7 +58,7 @@ class Shape(BoundedConfig):
     seed: int = 0
 
 
-_CLOUD = Shape(
+_CLOUD = NetworkShape(
     first_byte_seconds=0.020,
     first_byte_sigma=0.1,
     connection_bytes_per_second=90e6,
@@ -66,7 +66,7 @@ _CLOUD = Shape(
 )
 
 PROFILES = {
-    "none": Shape(),
+    "none": NetworkShape(),
     "cloud": _CLOUD,
     "cloud-tail": replace(_CLOUD, tail_fraction=0.05, tail_seconds=2.0),
 }
@@ -94,11 +94,11 @@ class Pacer:
 
 
 class Shaper:
-    """Draws the delays of a :class:`Shape` and creates its pacers."""
+    """Draws the delays of a :class:`NetworkShape` and creates its pacers."""
 
     __slots__ = ("_next_get_seconds", "_random", "_total_pacer", "shape")
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         self.shape = shape
         self._next_get_seconds = -math.inf
         self._random = random.Random(shape.seed)  # noqa: S311  (reproducible delays, not secrets)

@@ -10,19 +10,20 @@ is first used; only the suites import pytest (``pip install 'stoker[testing]'``)
 
 Example:
     >>> import pytest
-    >>> from stoker.testing import EvictionPolicyTests, StorePlace, StoreTests
+    >>> from stoker.testing import EvictionPolicyTests, StoreLocation, StoreTests
     >>> class TestMostRecentlyUsed(EvictionPolicyTests):
     ...     def create_policy(self, oracle):
     ...         return MostRecentlyUsed(oracle)
     >>> class TestMyStore(StoreTests):
     ...     @pytest.fixture
     ...     def place(self, tmp_path):
-    ...         return StorePlace(url=f"mine://{tmp_path}/bucket")
+    ...         return StoreLocation(url=f"mine://{tmp_path}/bucket")
 """
 
 from typing import TYPE_CHECKING, Any
 
 from stoker._base.plugins import load_name
+from stoker._deprecation import declare_renamed
 
 _NAMES_OF = {
     "stoker._base.clock": "VirtualClockError VirtualClockLoop run_virtual",
@@ -30,7 +31,7 @@ _NAMES_OF = {
     "stoker.testing._executors": "CONTRACT_FUNCTIONS ExecutorTests",
     "stoker.testing._policies": "EvictionPolicyTests",
     "stoker.testing._sources": "SourceTests",
-    "stoker.testing._store_places": "Deviation StorePlace keys_of read_range run_with",
+    "stoker.testing._store_places": "Deviation StoreLocation list_keys read_range run_check",
     "stoker.testing._stores": "StoreTests",
     "stoker.testing._tiers": "TierTests",
 }
@@ -45,17 +46,19 @@ __all__ = [
     "FaultyStore",
     "FlakyStore",
     "SourceTests",
-    "StorePlace",
+    "StoreLocation",
     "StoreTests",
     "TierTests",
     "VirtualClockError",
     "VirtualClockLoop",
     "WatchedStore",
-    "keys_of",
+    "list_keys",
     "read_range",
     "run_virtual",
-    "run_with",
+    "run_check",
 ]
+
+declare_renamed(__name__, {"StorePlace": "StoreLocation", "keys_of": "list_keys", "run_with": "run_check"})
 
 if TYPE_CHECKING:
     from stoker._base.clock import VirtualClockError, VirtualClockLoop, run_virtual
@@ -63,7 +66,7 @@ if TYPE_CHECKING:
     from stoker.testing._executors import CONTRACT_FUNCTIONS, ExecutorTests
     from stoker.testing._policies import EvictionPolicyTests
     from stoker.testing._sources import SourceTests
-    from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range, run_with
+    from stoker.testing._store_places import Deviation, StoreLocation, list_keys, read_range, run_check
     from stoker.testing._stores import StoreTests
     from stoker.testing._tiers import TierTests
 else:  # hidden from type checkers, which would accept any name because of __getattr__

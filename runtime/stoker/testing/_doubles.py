@@ -34,11 +34,11 @@ class WatchedStore(StoreWrapper):
 
     Example:
         >>> import stoker
-        >>> from stoker.testing import WatchedStore, run_with
+        >>> from stoker.testing import WatchedStore, run_check
         >>> store = WatchedStore(stoker.open_store("memory://example/watched"))
         >>> async def check(store):
         ...     await store.put("x", b"1")
-        >>> run_with(store, check)
+        >>> run_check(store, check)
         >>> store.calls
         ['put x']
     """
@@ -123,13 +123,13 @@ class FlakyStore(WatchedStore):
 
     Example:
         >>> import stoker
-        >>> from stoker.testing import FlakyStore, run_with
+        >>> from stoker.testing import FlakyStore, run_check
         >>> async def check(store):
         ...     try:
         ...         await store.put("x", b"1")
         ...     except stoker.errors.ServerError as error:
         ...         print(error)
-        >>> run_with(FlakyStore(stoker.open_store("memory://example/flaky"), 0, late=True), check)
+        >>> run_check(FlakyStore(stoker.open_store("memory://example/flaky"), 0, late=True), check)
         the response was lost
     """
 

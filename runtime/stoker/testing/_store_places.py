@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
+from stoker._deprecation import alias_attributes
 from stoker._stores import StoreOptions, open_store
 from stoker._stores.object_store import with_meter
 from stoker.abc import Store
@@ -21,8 +22,8 @@ class Deviation(Enum):
     """Known limitations of a store; :class:`StoreTests` skips the tests that depend on them.
 
     Example:
-        >>> from stoker.testing import Deviation, StorePlace
-        >>> place = StorePlace(url="mine://bucket", deviations=frozenset({Deviation.SLOW}))
+        >>> from stoker.testing import Deviation, StoreLocation
+        >>> place = StoreLocation(url="mine://bucket", deviations=frozenset({Deviation.SLOW}))
     """
 
     IGNORES_PRECONDITIONS = auto()
@@ -39,8 +40,9 @@ class Deviation(Enum):
     """Takes a millisecond or more per request; tests make fewer requests."""
 
 
+@alias_attributes("StoreLocation", {"fresh": "with_new_prefix", "run_missing": "run_without_bucket"})
 @dataclass(frozen=True, kw_only=True)
-class StorePlace:
+class StoreLocation:
     """Where :class:`StoreTests` opens stores, and what is known of them.
 
     Attributes:
@@ -53,8 +55,8 @@ class StorePlace:
         name: name of the store in messages.
 
     Example:
-        >>> from stoker.testing import Deviation, StorePlace
-        >>> place = StorePlace(url="memory://example", deviations=frozenset({Deviation.SLOW})).fresh()
+        >>> from stoker.testing import Deviation, StoreLocation
+        >>> place = StoreLocation(url="memory://example", deviations=frozenset({Deviation.SLOW})).with_new_prefix()
         >>> place.run(lambda store: store.put("x", b"1"))
     """
 
@@ -65,8 +67,8 @@ class StorePlace:
     deviations: frozenset[Deviation] = field(default_factory=frozenset)
     name: str = "this store"
 
-    def fresh(self) -> StorePlace:
-        """Return a copy of this place with a new, unused prefix in its URL."""
+    def with_new_prefix(self) -> StoreLocation:
+        """Return a copy of this location with a new, unused prefix in its URL."""
         return replace(self, url=f"{self.url}/{os.getpid()}-{next(_serial)}")
 
     @property
@@ -82,14 +84,14 @@ class StorePlace:
 
     def run(self, check: Callable[[Store], Awaitable[None]]) -> None:
         """Open a store and run ``check`` on it, in a new event loop."""
-        run_with(self.open(), check)
+        run_check(self.open(), check)
 
-    def run_missing(self, check: Callable[[Store], Awaitable[None]]) -> None:
+    def run_without_bucket(self, check: Callable[[Store], Awaitable[None]]) -> None:
         """Run ``check`` on a store whose bucket does not exist, in a new event loop."""
-        run_with(self.open(self.missing_url), check)
+        run_check(self.open(self.missing_url), check)
 
 
-def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
+def run_check(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
     """Run ``check(store)`` in a new event loop and close the store.
 
     Args:
@@ -98,11 +100,11 @@ def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
 
     Example:
         >>> import stoker
-        >>> from stoker.testing import keys_of, read_range, run_with
+        >>> from stoker.testing import list_keys, read_range, run_check
         >>> async def check(store):
         ...     await store.put("x", b"0123")
-        ...     print(await keys_of(store), await read_range(store, "x", 1, 3))
-        >>> run_with(stoker.open_store("memory://example/run-with"), check)
+        ...     print(await list_keys(store), await read_range(store, "x", 1, 3))
+        >>> run_check(stoker.open_store("memory://example/run-with"), check)
         ['x'] b'12'
     """
 
@@ -136,14 +138,14 @@ async def read_range(store: Store, key: str, start: int, end: int, tag: str | No
     return bytes(into)
 
 
-async def keys_of(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
+async def list_keys(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
     """Return the keys that ``list`` yields.
 
     Example:
         >>> store = stoker.open_store("memory://example/keys-of")
         >>> for key in ("b", "a/1", "a/2"):
         ...     _ = await store.put(key, b"")
-        >>> await keys_of(store, "a/")
+        >>> await list_keys(store, "a/")
         ['a/1', 'a/2']
 
     Args:

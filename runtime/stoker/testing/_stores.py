@@ -19,7 +19,7 @@ from stoker.errors import (
     PreconditionFailedError,
     TruncatedError,
 )
-from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range
+from stoker.testing._store_places import Deviation, StoreLocation, list_keys, read_range
 
 _CONTENT = bytes(range(256)) * 4096  # 1 MiB
 _ODD_KEYS = (
@@ -43,15 +43,15 @@ class StoreTests:
 
     Example:
         >>> import pytest
-        >>> from stoker.testing import StorePlace, StoreTests
+        >>> from stoker.testing import StoreLocation, StoreTests
         >>> class TestMyStore(StoreTests):
         ...     @pytest.fixture
         ...     def place(self, tmp_path):
-        ...         return StorePlace(url=f"mine://{tmp_path}/bucket", missing_url=f"mine://{tmp_path}/missing")
+        ...         return StoreLocation(url=f"mine://{tmp_path}/bucket", missing_url=f"mine://{tmp_path}/missing")
     """
 
     @pytest.fixture
-    def conditional(self, place: StorePlace) -> StorePlace:
+    def conditional(self, place: StoreLocation) -> StoreLocation:
         """The place, if its store performs conditional writes."""
         if Deviation.IGNORES_PRECONDITIONS in place.deviations:
             pytest.skip(f"{place.name} ignores preconditions")
@@ -59,7 +59,7 @@ class StoreTests:
 
     # reading
 
-    def test_get_returns_what_put_was_given_and_the_tag_that_it_returned(self, place: StorePlace) -> None:
+    def test_get_returns_what_put_was_given_and_the_tag_that_it_returned(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             written = await store.put("a/b", _CONTENT)
             assert written == ObjectInfo(key="a/b", size_bytes=len(_CONTENT), tag=written.tag)
@@ -68,7 +68,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_head_and_list_agree_with_put(self, place: StorePlace) -> None:
+    def test_head_and_list_agree_with_put(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             written = await store.put("a/b", b"12345")
             assert await store.head("a/b") == written
@@ -76,7 +76,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_an_empty_object_can_be_written_and_read_in_every_way(self, place: StorePlace) -> None:
+    def test_an_empty_object_can_be_written_and_read_in_every_way(self, place: StoreLocation) -> None:
         if Deviation.REFUSES_EMPTY_OBJECTS in place.deviations:
             pytest.skip(f"{place.name} drops the connection of an empty upload")
 
@@ -99,7 +99,7 @@ class StoreTests:
             (len(_CONTENT), len(_CONTENT)),
         ],
     )
-    def test_get_range_fills_exactly_the_memory_it_was_given(self, place: StorePlace, start: int, end: int) -> None:
+    def test_get_range_fills_exactly_the_memory_it_was_given(self, place: StoreLocation, start: int, end: int) -> None:
         async def check(store: Store) -> None:
             written = await store.put("x", _CONTENT)
             surrounded = bytearray(b"\xee" * (end - start + 16))
@@ -110,7 +110,7 @@ class StoreTests:
         place.run(check)
 
     def test_the_beginning_of_an_answer_is_told_once_at_most_and_never_that_of_a_refusal(
-        self, place: StorePlace
+        self, place: StoreLocation
     ) -> None:
         async def check(store: Store) -> None:
             await store.put("x", _CONTENT)
@@ -126,7 +126,7 @@ class StoreTests:
         place.run(check)
 
     @pytest.mark.parametrize(("start", "end"), [(0, 11), (9, 11), (10, 11), (10_000, 10_001), (11, 11)])
-    def test_a_range_beyond_the_end_is_truncated(self, place: StorePlace, start: int, end: int) -> None:
+    def test_a_range_beyond_the_end_is_truncated(self, place: StoreLocation, start: int, end: int) -> None:
         async def check(store: Store) -> None:
             await store.put("x", b"0123456789")
             with pytest.raises(TruncatedError, match="x"):
@@ -134,7 +134,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_a_read_pinned_to_a_tag_refuses_what_was_written_since(self, conditional: StorePlace) -> None:
+    def test_a_read_pinned_to_a_tag_refuses_what_was_written_since(self, conditional: StoreLocation) -> None:
         async def check(store: Store) -> None:
             old = await store.put("x", b"old")
             new = await store.put("x", b"new")
@@ -148,18 +148,18 @@ class StoreTests:
 
         conditional.run(check)
 
-    def test_half_a_surrogate_pair_is_refused_in_keys_and_prefixes(self, place: StorePlace) -> None:
+    def test_half_a_surrogate_pair_is_refused_in_keys_and_prefixes(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.put("x", b"1")
-            for call in (store.get("\ud800"), store.put("\udfff", b""), keys_of(store, "a\ud800")):
+            for call in (store.get("\ud800"), store.put("\udfff", b""), list_keys(store, "a\ud800")):
                 with pytest.raises(ConfigError, match="Unicode"):
                     await call
             with pytest.raises(ConfigError, match="Unicode"):
-                await keys_of(store, start_after="\ud800")
+                await list_keys(store, start_after="\ud800")
 
         place.run(check)
 
-    def test_a_missing_object_is_not_found_and_its_bucket_is(self, place: StorePlace) -> None:
+    def test_a_missing_object_is_not_found_and_its_bucket_is(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.put("there", b"1")
             for read in (store.get("missing"), store.head("missing"), read_range(store, "missing", 0, 1)):
@@ -169,20 +169,20 @@ class StoreTests:
 
         place.run(check)
 
-    def test_a_missing_bucket_is_told_from_a_missing_object(self, place: StorePlace) -> None:
+    def test_a_missing_bucket_is_told_from_a_missing_object(self, place: StoreLocation) -> None:
         if not place.missing_url:
             pytest.skip(f"{place.name} has no buckets that do not exist")
         keys = [POINTER_KEY] if Deviation.LEAVES_404_UNEXPLAINED in place.deviations else [POINTER_KEY, "x"]
 
         async def check(store: Store) -> None:
             for key in keys:
-                for read in (store.get(key), store.head(key), read_range(store, key, 0, 1), keys_of(store)):
+                for read in (store.get(key), store.head(key), read_range(store, key, 0, 1), list_keys(store)):
                     with pytest.raises(BucketNotFoundError):
                         await read
 
-        place.run_missing(check)
+        place.run_without_bucket(check)
 
-    def test_many_reads_at_once_do_not_mix_their_bytes(self, place: StorePlace) -> None:
+    def test_many_reads_at_once_do_not_mix_their_bytes(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.put("x", _CONTENT)
             count = 5 if Deviation.SLOW in place.deviations else 40
@@ -194,23 +194,23 @@ class StoreTests:
 
     # listing
 
-    def test_list_yields_keys_in_utf8_order_below_a_prefix_and_after_a_key(self, place: StorePlace) -> None:
+    def test_list_yields_keys_in_utf8_order_below_a_prefix_and_after_a_key(self, place: StoreLocation) -> None:
         keys = ["A", "a-", "a.txt", "a/0", "a/b/c", "a/b0", "a0", "b", "ü", "\uffee", "\U0001f525"]
 
         async def check(store: Store) -> None:
             for key in reversed(keys):
                 await store.put(key, b"x")
-            assert await keys_of(store) == keys
-            assert await keys_of(store, "a/") == ["a/0", "a/b/c", "a/b0"]
-            assert await keys_of(store, "a/b") == ["a/b/c", "a/b0"]
-            assert await keys_of(store, "nothing") == []
+            assert await list_keys(store) == keys
+            assert await list_keys(store, "a/") == ["a/0", "a/b/c", "a/b0"]
+            assert await list_keys(store, "a/b") == ["a/b/c", "a/b0"]
+            assert await list_keys(store, "nothing") == []
             for key in ("A", "a/b", "a/b/c", "a/zzz", "b", "\U0001f525"):
-                assert await keys_of(store, start_after=key) == [k for k in keys if k.encode() > key.encode()]
-            assert await keys_of(store, "a/", start_after="a/0") == ["a/b/c", "a/b0"]
+                assert await list_keys(store, start_after=key) == [k for k in keys if k.encode() > key.encode()]
+            assert await list_keys(store, "a/", start_after="a/0") == ["a/b/c", "a/b0"]
 
         place.run(check)
 
-    def test_list_goes_on_beyond_one_page(self, place: StorePlace) -> None:
+    def test_list_goes_on_beyond_one_page(self, place: StoreLocation) -> None:
         if Deviation.SLOW in place.deviations:
             pytest.skip(f"{place.name} takes seconds to store 2,005 objects")
         keys = [f"{number:05}" for number in range(2005)]
@@ -221,25 +221,25 @@ class StoreTests:
 
         async def check(store: Store) -> None:
             await asyncio.gather(*(put_some(store, keys[lane::8]) for lane in range(8)))
-            assert await keys_of(store) == keys
-            assert await keys_of(store, start_after=keys[999]) == keys[1000:]
+            assert await list_keys(store) == keys
+            assert await list_keys(store, start_after=keys[999]) == keys[1000:]
 
         place.run(check)
 
-    def test_a_store_sees_nothing_outside_its_prefix(self, place: StorePlace) -> None:
+    def test_a_store_sees_nothing_outside_its_prefix(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.put("x", b"1")
             await store.put("y/x", b"2")
             inner = place.open(f"{place.url}/y")
             try:
-                assert await keys_of(inner) == ["x"]
+                assert await list_keys(inner) == ["x"]
                 assert (await inner.get("x"))[0] == b"2"
             finally:
                 await inner.close()
 
         place.run(check)
 
-    def test_odd_keys_are_written_listed_read_and_deleted(self, place: StorePlace) -> None:
+    def test_odd_keys_are_written_listed_read_and_deleted(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             cuts = Deviation.CUTS_KEYS_AT_SEMICOLONS in place.deviations
             keys = sorted((key for key in _ODD_KEYS if not (cuts and ";" in key)), key=str.encode)
@@ -250,13 +250,13 @@ class StoreTests:
                 assert await read_range(store, key, 1, 3, info.tag) == key.encode()[1:3]
                 assert await store.head(key) == info
                 await store.delete(key)
-            assert await keys_of(store) == []
+            assert await list_keys(store) == []
 
         place.run(check)
 
     # writing
 
-    def test_put_replaces_and_changes_the_tag(self, place: StorePlace) -> None:
+    def test_put_replaces_and_changes_the_tag(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             first, second = await store.put("x", b"one"), await store.put("x", b"two!")
             assert first.tag != second.tag
@@ -265,7 +265,7 @@ class StoreTests:
         place.run(check)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_put_takes_any_buffer_and_keeps_none_of_it(self, place: StorePlace, kind: type) -> None:
+    def test_put_takes_any_buffer_and_keeps_none_of_it(self, place: StoreLocation, kind: type) -> None:
         async def check(store: Store) -> None:
             source = bytearray(b"0123456789")
             await store.put("x", kind(source))
@@ -274,7 +274,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_put_if_absent_writes_once(self, conditional: StorePlace) -> None:
+    def test_put_if_absent_writes_once(self, conditional: StoreLocation) -> None:
         async def check(store: Store) -> None:
             first = await store.put("x", b"first", if_absent=True)
             with pytest.raises(PreconditionFailedError, match="x"):
@@ -283,7 +283,7 @@ class StoreTests:
 
         conditional.run(check)
 
-    def test_put_if_tag_replaces_only_what_was_read(self, conditional: StorePlace) -> None:
+    def test_put_if_tag_replaces_only_what_was_read(self, conditional: StoreLocation) -> None:
         async def check(store: Store) -> None:
             first = await store.put("x", b"first")
             second = await store.put("x", b"second", if_tag=first.tag)
@@ -293,12 +293,12 @@ class StoreTests:
             with pytest.raises(PreconditionFailedError, match="missing"):
                 await store.put("missing", b"third", if_tag=first.tag)
             assert await store.get("x") == (b"second", second)
-            assert await keys_of(store) == ["x"]
+            assert await list_keys(store) == ["x"]
 
         conditional.run(check)
 
     @pytest.mark.parametrize("absent", [True, False])
-    def test_of_many_conditional_writers_exactly_one_wins(self, conditional: StorePlace, absent: bool) -> None:
+    def test_of_many_conditional_writers_exactly_one_wins(self, conditional: StoreLocation, absent: bool) -> None:
         async def check(store: Store) -> None:
             tag = None if absent else (await store.put("x", b"start")).tag
             bodies = [b"writer %d" % number for number in range(8)]
@@ -315,7 +315,7 @@ class StoreTests:
             pytest.skip(f"{conditional.name} checks and writes without a lock")
         conditional.run(check)
 
-    def test_delete_deletes_and_forgives_what_is_not_there(self, place: StorePlace) -> None:
+    def test_delete_deletes_and_forgives_what_is_not_there(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.put("x", b"1")
             await store.put("y", b"1")
@@ -324,14 +324,14 @@ class StoreTests:
             await store.delete("never/there")
             with pytest.raises(NotFoundError):
                 await store.get("x")
-            assert await keys_of(store) == ["y"]
+            assert await list_keys(store) == ["y"]
 
         place.run(check)
 
     # arguments
 
     @pytest.mark.parametrize("key", ["", "/absolute", "nul\0", "lone-\ud800", "k" * 1025])
-    def test_a_key_that_no_bucket_can_hold_is_refused(self, place: StorePlace, key: str) -> None:
+    def test_a_key_that_no_bucket_can_hold_is_refused(self, place: StoreLocation, key: str) -> None:
         async def check(store: Store) -> None:
             for call in (store.get(key), store.head(key), store.put(key, b""), store.delete(key)):
                 with pytest.raises(ConfigError):
@@ -341,7 +341,7 @@ class StoreTests:
 
     @pytest.mark.parametrize(("start", "end", "room"), [(-1, 1, 2), (2, 1, 0), (0, 4, 3), (0, 4, 5)])
     def test_a_range_that_does_not_fit_its_memory_is_refused(
-        self, place: StorePlace, start: int, end: int, room: int
+        self, place: StoreLocation, start: int, end: int, room: int
     ) -> None:
         async def check(store: Store) -> None:
             with pytest.raises(ConfigError):
@@ -351,7 +351,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_contradicting_conditions_are_refused(self, place: StorePlace) -> None:
+    def test_contradicting_conditions_are_refused(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             with pytest.raises(ConfigError):
                 await store.put("x", b"", if_absent=True, if_tag="1")
@@ -360,7 +360,7 @@ class StoreTests:
 
     # life
 
-    def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(self, place: StorePlace) -> None:
+    def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(self, place: StoreLocation) -> None:
         body = os.urandom(1 << 20) * 8
 
         async def check(store: Store) -> None:
@@ -378,7 +378,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_a_cancelled_write_is_whole_or_absent(self, place: StorePlace) -> None:
+    def test_a_cancelled_write_is_whole_or_absent(self, place: StoreLocation) -> None:
         old, new = b"o" * (1 << 20), b"n" * (1 << 20)
 
         async def check(store: Store) -> None:
@@ -389,11 +389,11 @@ class StoreTests:
                     await asyncio.sleep(0)
                 await end_tasks([write])
                 assert (await store.get("x"))[0] in (old, new)
-            assert await keys_of(store) == ["x"]
+            assert await list_keys(store) == ["x"]
 
         place.run(check)
 
-    def test_a_closed_store_can_be_used_again_and_closed_again(self, place: StorePlace) -> None:
+    def test_a_closed_store_can_be_used_again_and_closed_again(self, place: StoreLocation) -> None:
         async def check(store: Store) -> None:
             await store.close()
             written = await store.put("x", b"1")
@@ -403,7 +403,7 @@ class StoreTests:
 
         place.run(check)
 
-    def test_a_store_serves_one_event_loop_after_another(self, place: StorePlace) -> None:
+    def test_a_store_serves_one_event_loop_after_another(self, place: StoreLocation) -> None:
         store = place.open()
 
         async def first() -> ObjectInfo:
@@ -419,7 +419,7 @@ class StoreTests:
         written = asyncio.run(first())
         assert asyncio.run(second()) == (b"1", written)
 
-    def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(self, place: StorePlace) -> None:
+    def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(self, place: StoreLocation) -> None:
         store = place.open()
 
         async def read() -> bytes:

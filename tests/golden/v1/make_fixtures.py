@@ -29,7 +29,7 @@ from stoker._format.tensorfile import DTYPES
 from stoker_local import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.materialized import carry_out, phases
-from support.stores import run_with
+from support.stores import run_check
 
 FOLDER = Path(__file__).parent
 URL = "s3://stoker/golden/v1"
@@ -126,7 +126,7 @@ def dump(url: str, options: stoker.S3Options, folder: Path, prefix: str = "") ->
             data, _ = await store.get(info.key)
             write_file(folder / info.key, data)
 
-    run_with(stoker.open_store(url, options=options), write)
+    run_check(stoker.open_store(url, options=options), write)
 
 
 def make_dataset() -> None:
@@ -142,7 +142,7 @@ def shuffle_epoch(url: str, options: stoker.S3Options, steps: Sequence[str] = ("
     """Carry out steps of materializing an epoch of the data set."""
     tasks = phases("scattered", slices=2, scatters=2, object_bytes=1600, lanes=2, seed=SEED, version=2, url=url)
     wanted = [phase for phase in tasks if phase[0].step in steps]
-    run_with(stoker.open_store(url, options=options), lambda store: carry_out(store, wanted))
+    run_check(stoker.open_store(url, options=options), lambda store: carry_out(store, wanted))
 
 
 def make_epoch() -> None:

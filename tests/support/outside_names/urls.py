@@ -11,7 +11,7 @@ from stoker._cache.tiers import CacheSpec
 from stoker._shared.client import ServerAddress
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
-from stoker_functions.serve import Refusal, Request
+from stoker_functions.serve import HttpError, Request
 from stoker_functions.serve._messages import parse_request
 from stoker_warm._config import WarmDeployment
 from stoker_warm._tier import parse_server_url
@@ -58,13 +58,13 @@ def _listed_settings(text: str) -> list[str]:
     try:
         WarmDeployment.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
     except ConfigError as error:
-        return str(error).rpartition("there are ")[2].split(", ")
+        return str(error).rpartition("; use ")[2].split(", ")
     raise AssertionError(f"{text} takes any setting")
 
 
 def _listed_parameters(path: str) -> list[str]:
     try:
         parse_request(Request(method="GET", path=path, query="nothing=1", headers={}))
-    except Refusal as refusal:
+    except HttpError as refusal:
         return str(refusal).rpartition("at most once: ")[2].split(", ")
     raise AssertionError(f"{path} takes any parameter")

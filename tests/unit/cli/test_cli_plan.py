@@ -13,7 +13,7 @@ import pytest
 import stoker
 from stoker import FetchConfig, NextBatch
 from stoker.cli import main
-from stoker_local import LocalBucket, Shape, running_bucket
+from stoker_local import LocalBucket, NetworkShape, running_bucket
 from stoker_torch import Loader
 
 SAMPLES = 1500
@@ -75,7 +75,7 @@ def test_following_the_advice_saves_the_requests_that_were_predicted(
 
 def test_a_bucket_is_measured_within_what_was_allowed(bucket: LocalBucket, capsys: pytest.CaptureFixture[str]) -> None:
     pack("s3://stoker/data", 1 << 20)
-    bucket.reshape(Shape(first_byte_seconds=0.01))
+    bucket.reshape(NetworkShape(first_byte_seconds=0.01))
     before, sent = bucket.counts.requests["GetObject"], bucket.counts.bytes_out
     found = planned(capsys, "s3://stoker/data", "--gpu-rate", "5000", "--probe", "4MB")
     measured = found["probe"]

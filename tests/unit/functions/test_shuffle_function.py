@@ -17,7 +17,7 @@ from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 from support.materialized import WAYS, phases
 from support.packing import stored
-from support.stores import run_with
+from support.stores import run_check
 
 SAMPLES = 60
 MEMORY_BYTES = 512 << 20
@@ -102,7 +102,7 @@ def test_an_event_that_can_never_succeed_is_an_error_that_will_not_be_tried_agai
     async def look(store: Store) -> None:
         assert await stored(store, "epochs/") == {}
 
-    run_with(open_store(url), look)
+    run_check(open_store(url), look)
 
 
 def test_an_instance_with_too_little_memory_says_how_much_it_takes() -> None:
@@ -139,9 +139,9 @@ def test_nothing_is_written_outside_the_epochs(tmp_path: Path) -> None:
     async def look(store: Store) -> None:
         found.append({key: data for key, data in (await stored(store)).items() if not key.startswith("epochs/")})
 
-    run_with(open_store(url), look)
+    run_check(open_store(url), look)
     for event in events(url, way="scattered", slices=2, keep=0):
         invoked(url, event)
-    run_with(open_store(url), look)
+    run_check(open_store(url), look)
     assert found[0] == found[1]
     assert ShuffleTask.from_event(events(url)[0]).dataset == url

@@ -39,11 +39,19 @@ async def called(deployment: Deployment, given: object, seconds: float = 10.0) -
 def test_a_node_has_its_memory_for_shards_but_for_what_the_program_takes() -> None:
     assert shard_limit_bytes(settings()) == (1 << 30) - RESERVED_BYTES
     assert shard_limit_bytes(settings(AWS_LAMBDA_FUNCTION_MEMORY_SIZE="193")) == 1 << 20
-    assert shard_limit_bytes(settings(STOKER_WARM_SHELF_BYTES="100MiB")) == 100 << 20
+    assert shard_limit_bytes(settings(STOKER_WARM_SHARD_BYTES="100MiB")) == 100 << 20
+
+
+def test_a_deprecated_variable_is_read_and_logged_and_its_present_name_goes_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert settings(STOKER_WARM_SHELF_BYTES="100MiB").warm_shard_bytes == 100 << 20
+    assert caplog.messages == ["STOKER_WARM_SHELF_BYTES is deprecated: write STOKER_WARM_SHARD_BYTES"]
+    assert settings(STOKER_WARM_SHELF_BYTES="100MiB", STOKER_WARM_SHARD_BYTES="1MiB").warm_shard_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(
-    "changes", [{"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "192"}, {"STOKER_WARM_SHELF_BYTES": "0"}], ids=str
+    "changes", [{"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "192"}, {"STOKER_WARM_SHARD_BYTES": "0"}], ids=str
 )
 def test_a_node_without_memory_for_shards_says_so(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no room for shards"):
@@ -51,8 +59,8 @@ def test_a_node_without_memory_for_shards_says_so(changes: dict[str, str]) -> No
 
 
 def test_a_limit_that_is_no_number_of_bytes_is_named() -> None:
-    with pytest.raises(ConfigError, match="STOKER_WARM_SHELF_BYTES"):
-        settings(STOKER_WARM_SHELF_BYTES="much")
+    with pytest.raises(ConfigError, match="STOKER_WARM_SHARD_BYTES"):
+        settings(STOKER_WARM_SHARD_BYTES="much")
 
 
 def test_without_a_secret_a_node_says_how_to_make_one_that_it_takes() -> None:

@@ -24,7 +24,7 @@ from stoker_torch import Budget, Loader, RaggedColumn, StreamDataset
 from support.datasets import SCHEMA, numbers, pack_numbers
 from support.materialized import layout_of, materialize, phases
 from support.packing import stored
-from support.stores import run_with
+from support.stores import run_check
 
 SAMPLES = 103
 SUPER_SAMPLE_BYTES = 900
@@ -86,7 +86,7 @@ def delete_data(url: str, epoch: int, *, lanes: int = 1, keep: Callable[[str], b
                 await store.delete(key)
                 deleted.append(key)
 
-    run_with(open_store(url), delete)
+    run_check(open_store(url), delete)
     return len(deleted)
 
 
@@ -381,7 +381,7 @@ def test_objects_that_are_spoilt_or_replaced_are_done_without(caplog: pytest.Log
                 changed = data[:-1] + bytes([data[-1] ^ 1]) if epoch else b"x" * len(data)
                 await store.put(key, changed)
 
-    run_with(open_store(url), spoil)
+    run_check(open_store(url), spoil)
     with loader(url) as mine:
         assert [numbers(mine), numbers(mine)] == [full(), full(1)]
     assert caplog.text.count("is read as 'full'") == 2
@@ -394,7 +394,7 @@ def test_a_data_set_that_is_spoilt_itself_is_an_error() -> None:
         for key, data in [(key, data) for key, data in (await stored(store)).items() if "data/" in key]:
             await store.put(key, b"x" * len(data))
 
-    run_with(open_store(url), spoil)
+    run_check(open_store(url), spoil)
     with loader(url) as mine, pytest.raises((stoker.errors.StoreError, FetchError), match="data/"):
         numbers(mine)
 

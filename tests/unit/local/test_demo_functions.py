@@ -23,7 +23,7 @@ from stoker_local._demo.function_run import (
     summary_line,
 )
 from stoker_local._demo.training import Digits, RawImages
-from stoker_local.functions import FunctionStatistics, Happening
+from stoker_local.functions import FunctionEvent, FunctionStatistics
 
 PRICES = Prices.load()
 GET, PUT = 0.0004 / 1000, 0.005 / 1000
@@ -66,9 +66,9 @@ def a_moment(**changes: Any) -> Snapshot:
     return Snapshot(**{**given, **changes})
 
 
-def happening(what: str, **changes: Any) -> Happening:
-    return Happening(
-        **{"number": 0, "seconds": 1.0, "function": "ingest", "instance": "ingest/1", "what": what, **changes}
+def happening(what: str, **changes: Any) -> FunctionEvent:
+    return FunctionEvent(
+        **{"number": 0, "seconds": 1.0, "function": "ingest", "instance": "ingest/1", "kind": what, **changes}
     )
 
 

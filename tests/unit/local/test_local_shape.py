@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stoker_local import PROFILES, Shape
+from stoker_local import PROFILES, NetworkShape
 from stoker_local._network import SO_MAX_PACING_RATE, Pacer, Shaper
 
 
@@ -35,7 +35,7 @@ def test_idle_time_is_not_saved_beyond_the_burst() -> None:
 
 
 def test_connections_share_the_total_rate_and_each_keeps_its_own() -> None:
-    shaper = Shaper(Shape(connection_bytes_per_second=1e6, total_bytes_per_second=2e6, software_pacing=True))
+    shaper = Shaper(NetworkShape(connection_bytes_per_second=1e6, total_bytes_per_second=2e6, software_pacing=True))
     with socket.socket() as one, socket.socket() as other:
         first, second = shaper.create_pacers(one), shaper.create_pacers(other)
     assert first[0] is second[0]
@@ -45,12 +45,12 @@ def test_connections_share_the_total_rate_and_each_keeps_its_own() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux paces sockets")
 def test_linux_paces_a_connection_in_the_kernel() -> None:
     with socket.socket() as connection:
-        assert Shaper(Shape(connection_bytes_per_second=90e6)).create_pacers(connection) == ()
+        assert Shaper(NetworkShape(connection_bytes_per_second=90e6)).create_pacers(connection) == ()
         assert connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 90_000_000
 
 
 def test_delays_repeat_with_their_seed_and_have_the_median_that_is_asked() -> None:
-    shape = Shape(first_byte_seconds=0.02, first_byte_sigma=0.5, seed=3)
+    shape = NetworkShape(first_byte_seconds=0.02, first_byte_sigma=0.5, seed=3)
     one, other = ([shaper.first_byte_delay() for _ in range(2001)] for shaper in (Shaper(shape), Shaper(shape)))
     assert one == other
     assert statistics.median(one) == pytest.approx(0.02, rel=0.1)
@@ -58,7 +58,7 @@ def test_delays_repeat_with_their_seed_and_have_the_median_that_is_asked() -> No
 
 
 def test_without_sigma_the_delay_is_constant() -> None:
-    shaper = Shaper(Shape(first_byte_seconds=0.02))
+    shaper = Shaper(NetworkShape(first_byte_seconds=0.02))
     assert {shaper.first_byte_delay() for _ in range(10)} == {0.02}
 
 
@@ -82,11 +82,11 @@ def test_the_tail_hits_the_fraction_that_is_asked() -> None:
 )
 def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-        Shape(**wrong)  # type: ignore[arg-type]  # the keyword is a parameter of the test
+        NetworkShape(**wrong)  # type: ignore[arg-type]  # the keyword is a parameter of the test
 
 
 def test_gets_that_come_too_fast_are_refused_or_wait() -> None:
-    refusing = Shaper(Shape(gets_per_second=10, gets_burst=3))
+    refusing = Shaper(NetworkShape(gets_per_second=10, gets_burst=3))
     assert [refusing.rate_limit_delay(now) for now in (0.0, 0.0, 0.0, 0.0, 0.05, 0.11, 0.11)] == [
         0,
         0,
@@ -96,8 +96,8 @@ def test_gets_that_come_too_fast_are_refused_or_wait() -> None:
         0,
         None,
     ]
-    waiting = Shaper(Shape(gets_per_second=10, gets_burst=2, gets_wait=True))
+    waiting = Shaper(NetworkShape(gets_per_second=10, gets_burst=2, gets_wait=True))
     assert [waiting.rate_limit_delay(0.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.1, 0.2])
-    assert Shaper(Shape()).rate_limit_delay(0.0) == 0.0
+    assert Shaper(NetworkShape()).rate_limit_delay(0.0) == 0.0
     with pytest.raises(ValueError, match=r"gets_per_second must be .*, not -1"):
-        Shape(gets_per_second=-1)
+        NetworkShape(gets_per_second=-1)

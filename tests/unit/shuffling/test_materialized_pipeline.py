@@ -36,7 +36,7 @@ from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.leftovers import flipped
 from support.materialized import materialize
 from support.serving_host import running_service
-from support.stores import run_with
+from support.stores import run_check
 
 SAMPLES = 90
 LANES = (1, 2, 3, 4, 7)
@@ -397,7 +397,7 @@ def test_an_epoch_whose_object_is_missing_shorter_or_corrupt_is_read_as_full_fro
         else:
             await store.put(key, {"shorter": data[:-9], "corrupt": flipped(data), "empty": b""}[harm])
 
-    run_with(open_store(url), spoil)
+    run_check(open_store(url), spoil)
     thread = LoopThread()
     try:
         feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=1)

@@ -43,7 +43,7 @@ from support.places import with_store
 from support.platform_doors import enter
 from support.serving_host import running_service
 from support.speaking import Server, serving
-from support.stores import keys_of, read_range, run_with
+from support.stores import list_keys, read_range, run_check
 from support.tls import make_authority
 
 TOKEN = "MARKER-token"
@@ -366,7 +366,7 @@ def test_where_nothing_answers_the_message_says_what_to_check(host: str, transpo
         await store.get(POINTER_KEY)
 
     with pytest.raises(ConnectionLostError, match="could not be made; check the address, and whether a server is run"):
-        run_with(open_store(f"stoker+https://{host}/v1/x", options=options), read)
+        run_check(open_store(f"stoker+https://{host}/v1/x", options=options), read)
 
 
 def test_an_echo_of_the_token_is_not_repeated_and_nothing_writes_to_a_terminal() -> None:
@@ -400,7 +400,7 @@ def test_a_function_that_lies_is_not_believed(answer: bytes, kind: type[StoreErr
 
 
 def test_what_is_no_manifest_is_not_taken_for_one() -> None:
-    for use in (lambda store: store.get(f"data/{'0' * 16}/00000000"), keys_of):
+    for use in (lambda store: store.get(f"data/{'0' * 16}/00000000"), list_keys):
         met = meet(use, lambda _, __: reply('ETag: "t"', body=b"\x08\0\0\0\0\0\0\0{}      "))
         assert type(met.error) is UnexpectedAnswerError
         assert "is not a manifest" in str(met.error)
@@ -446,8 +446,8 @@ def test_an_object_of_a_version_that_was_read_is_found_when_the_newest_has_it_no
         await read_range(store, version_key(1), 0, 9)
         assert (await store.head(old.key(1))).size_bytes == old.ref(1).size_bytes
 
-    run_with(open_store(url), whole)
-    run_with(open_store(url), by_range)
+    run_check(open_store(url), whole)
+    run_check(open_store(url), by_range)
 
 
 def test_a_version_that_was_asked_for_in_vain_does_no_harm(shrunk: tuple[str, Manifest, Manifest]) -> None:
@@ -459,7 +459,7 @@ def test_a_version_that_was_asked_for_in_vain_does_no_harm(shrunk: tuple[str, Ma
                 await read
         assert (await store.head(new.key(0))).size_bytes == new.ref(0).size_bytes
 
-    run_with(open_store(url), check)
+    run_check(open_store(url), check)
 
 
 def test_an_object_is_asked_for_by_the_newest_version_that_has_it() -> None:
@@ -505,7 +505,7 @@ def test_a_key_that_no_data_set_has_is_not_found_and_names_no_path(
         with pytest.raises(NotFoundError):
             await store.get(key)
 
-    run_with(open_store(shrunk[0]), check)
+    run_check(open_store(shrunk[0]), check)
 
 
 def test_of_many_that_ask_for_objects_one_reads_the_manifest() -> None:
@@ -516,7 +516,7 @@ def test_of_many_that_ask_for_objects_one_reads_the_manifest() -> None:
         await asyncio.gather(*(store.head(manifest.key(row)) for row in range(len(manifest))))
 
     with running_service({"ds": url}) as hosted:
-        run_with(open_store(hosted.dataset("ds")), check)
+        run_check(open_store(hosted.dataset("ds")), check)
         assert [each.path for each in hosted.requests].count("/v1/ds/manifest") == 1
 
 
@@ -528,7 +528,7 @@ def test_nothing_can_be_written(shrunk: tuple[str, Manifest, Manifest]) -> None:
         with pytest.raises(ConfigError):
             await store.put("x", b"", if_absent=True, if_tag="t")
 
-    run_with(open_store(shrunk[0]), check)
+    run_check(open_store(shrunk[0]), check)
 
 
 # --- addresses and tokens ---------------------------------------------------------------------------------------

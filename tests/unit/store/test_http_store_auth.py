@@ -32,7 +32,7 @@ from support.datasets import pack_numbers
 from support.google_metadata import machine_account
 from support.platform_doors import REGION, BearerDoor, Door, IamDoor, enter
 from support.serving_host import running_service
-from support.stores import run_with
+from support.stores import run_check
 
 FIRST = KeyPair(access_key="first", secret_key="MARKER-first", session_token="MARKER-token")
 SECOND = KeyPair(access_key="second", secret_key="MARKER-second", session_token="MARKER-other")
@@ -219,7 +219,7 @@ def outcome(url: str, options: ServedOptions | None) -> StokerError | None:
         except StokerError as error:
             errors.append(error)
 
-    run_with(open_store(url, options=options), read)
+    run_check(open_store(url, options=options), read)
     return errors[0] if errors else None
 
 
@@ -298,7 +298,7 @@ def test_credentials_that_ended_are_looked_for_afresh_and_the_request_is_sent_ag
 
     enter(monkeypatch, FIRST)
     with running_service({"ds": dataset}, door=door) as hosted:
-        run_with(open_store(hosted.dataset("ds"), options=AWS), check)
+        run_check(open_store(hosted.dataset("ds"), options=AWS), check)
 
 
 def test_where_there_are_no_aws_credentials_nothing_is_sent(dataset: str) -> None:
@@ -330,7 +330,7 @@ def test_an_identity_token_is_made_out_to_the_service_and_used_while_it_is_good(
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
 
     with running_service({"ds": dataset}, door=door) as hosted:
-        run_with(open_store(hosted.dataset("ds"), options=GOOGLE), check)
+        run_check(open_store(hosted.dataset("ds"), options=GOOGLE), check)
         assert metadata == [hosted.url]
     assert door.seen == ["token-1"] * 4
 
@@ -360,7 +360,7 @@ def test_a_token_that_is_refused_is_dropped_and_the_request_is_sent_again(metada
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
 
     with running_service({"ds": dataset}, door=door) as hosted:
-        run_with(open_store(hosted.dataset("ds"), options=GOOGLE), check)
+        run_check(open_store(hosted.dataset("ds"), options=GOOGLE), check)
     assert len(metadata) == 2, "of many that are refused, one asks"
     assert sorted(door.seen) == ["token-1"] * 4 + ["token-2"] * 4
 

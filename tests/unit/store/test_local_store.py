@@ -30,7 +30,7 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from support.stores import keys_of, read_range, run_with
+from support.stores import list_keys, read_range, run_check
 from support.waiting import until
 
 
@@ -45,7 +45,7 @@ def test_a_key_that_is_no_path_below_the_root_is_refused(tmp_path: Path, key: st
             with pytest.raises(ConfigError):
                 await call
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
     assert not list(tmp_path.iterdir())
 
 
@@ -53,11 +53,11 @@ def test_what_a_killed_writer_left_is_neither_listed_nor_in_the_way(tmp_path: Pa
     async def check(store: Store) -> None:
         await store.put("a/x", b"1")
         (tmp_path / "root/a/.stoker-00ff.partial").write_bytes(b"half")
-        assert await keys_of(store) == ["a/x"]
+        assert await list_keys(store) == ["a/x"]
         await store.put("a/x", b"2")
         assert (await store.get("a/x"))[0] == b"2"
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 @pytest.mark.parametrize("change", [lambda store: store.put("a/y", b"2"), lambda store: store.delete("a/x")])
@@ -67,17 +67,17 @@ def test_the_next_change_in_a_folder_removes_what_a_killed_writer_left_there(
     left, elsewhere, other = (
         tmp_path / "root" / name for name in ("a/.stoker-1.partial", "b/.stoker-2.partial", "a/.x")
     )
-    run_with(folder_store(tmp_path), lambda store: _put(store, "a/x"))
+    run_check(folder_store(tmp_path), lambda store: _put(store, "a/x"))
     (tmp_path / "root/b").mkdir()
     for path in (left, elsewhere, other):
         path.write_bytes(b"half")
 
     async def check(store: Store) -> None:
-        await keys_of(store)
+        await list_keys(store)
         assert left.exists()
         await change(store)
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
     assert (left.exists(), elsewhere.exists(), other.exists()) == (False, True, True)
 
 
@@ -91,7 +91,7 @@ def test_an_unfinished_write_is_not_taken_for_a_killed_one(tmp_path: Path) -> No
         assert (await store.get("x"))[0] == b"whole"
 
     (tmp_path / "root").mkdir()
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_write_that_is_swept_before_it_has_its_lock_begins_again(
@@ -108,7 +108,7 @@ def test_a_write_that_is_swept_before_it_has_its_lock_begins_again(
         real(handle, operation)
 
     monkeypatch.setattr("fcntl.flock", flock)
-    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
     assert swept
 
@@ -144,7 +144,7 @@ def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="folder"):
             await store.put("folder", b"2")
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
     assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["folder", "x"]
 
 
@@ -156,13 +156,13 @@ def test_a_key_below_an_object_says_why_it_cannot_be_written(tmp_path: Path) -> 
         with pytest.raises(NotFoundError):
             await store.get("a/b")
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_written_files_have_the_mode_that_the_user_chose(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+        run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "root/x").stat().st_mode) == 0o640
@@ -177,7 +177,7 @@ def test_quick_writes_of_one_size_never_share_a_tag(tmp_path: Path) -> None:
         tags = [(await store.put("x", b"same size")).tag for _ in range(50)]
         assert len(set(tags)) == 50
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_file_rewritten_by_others_has_another_tag(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_file_rewritten_by_others_has_another_tag(tmp_path: Path) -> None:
         with pytest.raises(PreconditionFailedError):
             await store.put("x", b"mine", if_tag=old.tag)
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_what_is_no_regular_file_is_neither_listed_nor_read(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_what_is_no_regular_file_is_neither_listed_nor_read(tmp_path: Path) -> N
         for key in ("pipe", "a"):
             with pytest.raises(NotFoundError):
                 await store.get(key)
-        assert await keys_of(store) == ["a/x"]
+        assert await list_keys(store) == ["a/x"]
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_links_are_followed_and_a_circle_of_them_ends(tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_links_are_followed_and_a_circle_of_them_ends(tmp_path: Path) -> None:
         (tmp_path / "root/a/loop").symlink_to(tmp_path / "root")
         (tmp_path / "root/b").symlink_to(tmp_path / "root/a")
         (tmp_path / "root/dangling").symlink_to(tmp_path / "nowhere")
-        assert await keys_of(store) == ["a/x", "b/x"]
+        assert await list_keys(store) == ["a/x", "b/x"]
         assert (await store.get("b/x"))[0] == b"1"
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_name_that_is_not_utf8_is_an_error_that_shows_it(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_a_name_that_is_not_utf8_is_an_error_that_shows_it(tmp_path: Path) -> No
 
     async def check(store: Store) -> None:
         with pytest.raises(StoreError, match="UTF-8"):
-            await keys_of(store)
+            await list_keys(store)
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_root_that_is_a_file_is_called_one(tmp_path: Path) -> None:
@@ -239,19 +239,19 @@ def test_a_root_that_is_a_file_is_called_one(tmp_path: Path) -> None:
         with pytest.raises(BucketNotFoundError, match="root is a file, not a folder"):
             await store.get("x")
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_missing_root_is_not_made_by_reading_and_made_by_writing(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
-        for use in (store.get("x"), store.head("x"), keys_of(store), store.delete("x")):
+        for use in (store.get("x"), store.head("x"), list_keys(store), store.delete("x")):
             with pytest.raises(BucketNotFoundError, match="root"):
                 await use
         assert not (tmp_path / "root").exists()
         await store.put("deep/er/x", b"1")
-        assert await keys_of(store) == ["deep/er/x"]
+        assert await list_keys(store) == ["deep/er/x"]
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_what_the_system_refuses_is_a_typed_error_that_names_object_and_remedy(
                     await use
         assert (await store.get("name"))[0] == b"1"
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_of_several_processes_with_one_tag_exactly_one_wins(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ except PreconditionFailedError:
     async def check(store: Store) -> None:
         written.append(await store.put("x", b"start"))
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
     arguments = [sys.executable, "-c", program, str(tmp_path / "root"), written[0].tag]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writers = [
@@ -326,7 +326,7 @@ def test_a_writer_waits_for_another_ones_lock_before_it_replaces(tmp_path: Path)
         await write
         assert (await store.get("x"))[0] == b"new"
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
@@ -353,12 +353,12 @@ def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
 
 def test_files_are_stamped_to_the_nanosecond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_123_456_789)
-    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
     assert (tmp_path / "root/x").stat().st_mtime_ns == 1_700_000_000_123_456_789
 
 
 def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) -> None:
-    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
     program = """
 import os, signal, sys
 from pathlib import Path
@@ -369,7 +369,7 @@ with lock_folder(Path(sys.argv[1])):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "root")], env=environment, check=False)
     assert killed.returncode == -9
-    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
 
 
 def test_readers_never_see_a_mixture_of_two_writes(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_readers_never_see_a_mixture_of_two_writes(tmp_path: Path) -> None:
         await writes
         assert all(body in bodies for body, _ in reads)
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 @pytest.fixture
@@ -408,7 +408,7 @@ def test_without_locks_of_many_who_create_an_object_one_succeeds(tmp_path: Path)
         assert sum(isinstance(error, PreconditionFailedError) for error in ended) == 15
         assert await store.get("x") == (b"%d" % won, ended[won])
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 
 
@@ -425,7 +425,7 @@ def test_without_locks_a_write_that_depends_on_a_tag_says_why_it_cannot_be_done(
             await store.put("x", b"4", if_tag=first.tag)
         await store.delete("x")
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 def test_two_creators_without_locks_cannot_both_find_the_place_empty(
@@ -442,7 +442,7 @@ def test_two_creators_without_locks_cannot_both_find_the_place_empty(
             await store.put("x", b"ours", if_absent=True)
         assert (await store.get("x"))[0] == b"theirs"
 
-    run_with(folder_store(tmp_path), check)
+    run_check(folder_store(tmp_path), check)
 
 
 @pytest.mark.parametrize(

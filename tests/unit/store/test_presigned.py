@@ -24,7 +24,7 @@ from stoker.abc import Presigner, Store
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker_local import LocalBucket
 from support.local_bucket import s3_options
-from support.stores import run_with
+from support.stores import run_check
 from support.web import served
 
 ODD_KEY = "a b/ü+%2F?&=~'*"
@@ -56,7 +56,7 @@ def test_whoever_has_the_url_reads_the_object_or_a_range_of_it(s3: S3Options) ->
         assert await fetched(url, Range="bytes=2-4") == (206, b"234")
         assert "stoker-secret" not in url
 
-    run_with(open_store("s3://stoker/presigned", options=s3), check)
+    run_check(open_store("s3://stoker/presigned", options=s3), check)
 
 
 def test_the_url_is_good_for_nothing_else(s3: S3Options) -> None:
@@ -71,7 +71,7 @@ def test_the_url_is_good_for_nothing_else(s3: S3Options) -> None:
             assert (await fetched(url, method))[0] == 403
         assert (await store.get("x"))[0] == b"1"
 
-    run_with(open_store("s3://stoker/presigned", options=s3), check)
+    run_check(open_store("s3://stoker/presigned", options=s3), check)
 
 
 def test_a_session_token_and_who_pays_are_part_of_the_url(s3: S3Options) -> None:
@@ -81,7 +81,7 @@ def test_a_session_token_and_who_pays_are_part_of_the_url(s3: S3Options) -> None
         assert query["x-amz-request-payer"] == "requester"
         assert query["X-Amz-Expires"] == "60"
 
-    run_with(open_store("s3://b", options=replace(s3, session_token="session+token/=", requester_pays=True)), check)
+    run_check(open_store("s3://b", options=replace(s3, session_token="session+token/=", requester_pays=True)), check)
 
 
 def test_who_has_no_credentials_signs_nothing(s3: S3Options, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_who_has_no_credentials_signs_nothing(s3: S3Options, tmp_path: Path) -> 
             await presigned(store, "/x")
 
     anonymous = S3Options(endpoint_url=s3.endpoint_url, anonymous=True)
-    run_with(open_store("s3://b", options=anonymous), check)
+    run_check(open_store("s3://b", options=anonymous), check)
     user = tmp_path / "user.json"
     user.write_text(
         json.dumps({"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"})
@@ -105,7 +105,7 @@ def test_who_has_no_credentials_signs_nothing(s3: S3Options, tmp_path: Path) -> 
         GcsOptions(token="t"),
         GcsOptions(credentials_file=broken),
     ):
-        run_with(open_store("gs://b", options=options), check)
+        run_check(open_store("gs://b", options=options), check)
 
 
 # --- Google -----------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_service_account_signs_by_its_own_key_without_asking_anybody(key: rsa.
         assert "generation" not in check_signature(await presigned(store, "x"), key)
 
     options = GcsOptions(credentials_file=key_file, user_project="payer")
-    run_with(open_store("gs://bucket/prefix", options=options), check)
+    run_check(open_store("gs://bucket/prefix", options=options), check)
 
 
 def on_a_machine_of_google(

@@ -12,7 +12,7 @@ from stoker import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
 from stoker._stores.location import parse_url
 from stoker.abc import Store
 from stoker.errors import ConfigError, MissingExtraError, StoreError
-from support.stores import run_with
+from support.stores import run_check
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_an_endpoint_with_a_secret_is_refused_without_repeating_it(
     tries: list[Callable[[], object]] = [
         lambda: S3Options(endpoint_url=endpoint),
         lambda: GcsOptions(endpoint_url=endpoint),
-        lambda: run_with(open_store("s3://bucket", options=S3Options(anonymous=True)), used),
+        lambda: run_check(open_store("s3://bucket", options=S3Options(anonymous=True)), used),
     ]
     if "://" in endpoint:  # an emulator's scheme may be left out
-        tries.append(lambda: run_with(open_store("gs://bucket"), used))
+        tries.append(lambda: run_check(open_store("gs://bucket"), used))
     for attempt in tries:
         with pytest.raises(ConfigError) as caught:
             attempt()

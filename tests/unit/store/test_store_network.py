@@ -13,7 +13,7 @@ from stoker import GcsOptions, S3Options, open_store
 from stoker._stores.options import find_proxy
 from stoker.abc import Store
 from stoker.errors import ConfigError, ConnectionLostError, StoreError
-from support.stores import keys_of, read_range
+from support.stores import list_keys, read_range
 from support.tls import Authority, Origin, connect_proxy, https_origin, make_authority
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -53,11 +53,11 @@ def with_origin(authority: Authority, check: Callable[[Origin], Awaitable[object
 
 async def read_and_list(store: Store) -> None:
     assert await read_range(store, "k", 2, 5) == b"234"
-    assert await keys_of(store) == []
+    assert await list_keys(store) == []
 
 
 async def is_refused(store: Store) -> None:
-    for use in (read_range(store, "k", 0, 1), keys_of(store)):
+    for use in (read_range(store, "k", 0, 1), list_keys(store)):
         with pytest.raises(StoreError, match="certificate is not trusted") as caught:
             await use
         assert not isinstance(caught.value, ConnectionLostError)
@@ -195,7 +195,7 @@ def test_google_is_reached_through_the_proxy(authority: Authority, monkeypatch: 
                 with pytest.raises(StoreError):  # it is S3 that answers there, which says no generation
                     await read_range(store, "k", 2, 5)
                 with pytest.raises(StoreError, match="check that the endpoint speaks the GCS"):
-                    await keys_of(store)
+                    await list_keys(store)
 
             await using("gs://bucket", GcsOptions(token="t"), read)
             assert set(proxy.tunnels) == {"storage.googleapis.com:443"}
@@ -228,7 +228,7 @@ def test_a_proxy_that_refuses_or_is_not_there_is_a_lost_connection_without_its_p
             monkeypatch.setenv("HTTPS_PROXY", refusing if password else "http://user:wrong-secret@127.0.0.1:1")
 
             async def fails(store: Store) -> None:
-                for use in (read_range(store, "k", 0, 1), keys_of(store)):
+                for use in (read_range(store, "k", 0, 1), list_keys(store)):
                     with pytest.raises(StoreError, match="s3://bucket") as caught:
                         await use
                     assert "wrong-secret" not in f"{caught.value!r}{caught.value}{caught.value.__cause__!r}"

@@ -29,16 +29,16 @@ from stoker_local.functions import (
     EventSource,
     FunctionCloud,
     FunctionCloudConfig,
+    FunctionEvent,
     FunctionFaultKind,
     FunctionFaultPlan,
     FunctionSpec,
     FunctionStatistics,
-    Happening,
     Notification,
     QueueSpec,
     Schedule,
     function_cloud,
-    total,
+    sum_statistics,
 )
 from stoker_torch import Loader
 
@@ -244,7 +244,7 @@ async def _run_chain(
     observer.phase = "raw images arrive, functions pack them"
     await images.put_all(RAW, per_second=_IMAGES_PER_SECOND)
     observer.phase = "functions pack what is left"
-    await cloud.queues["raw"].drained()
+    await cloud.queues["raw"].wait_until_empty()
     while observer.snapshot().visible_samples < len(images):  # noqa: ASYNC110  (a function's commit has no event)
         await asyncio.sleep(_REFRESH_SECONDS)
     observer.phase = "small super-samples become large ones"
@@ -306,7 +306,7 @@ _BUCKET, _PREFIX = DATASET_KEY
 
 def display_lines(now: Snapshot, prices: Prices) -> list[str]:
     """Return the lines of the redrawn display, at most 78 columns wide."""
-    functions, requests = total(now.functions).dollars, prices.dollars(now.requests)
+    functions, requests = sum_statistics(now.functions).dollars, prices.dollars(now.requests)
     put_one_by_one = per_sample_dollars(now.visible_samples, prices, Operation.GET, Operation.PUT)
     return [
         f"{now.seconds:5.1f} s  {now.phase}",
@@ -327,7 +327,7 @@ def display_lines(now: Snapshot, prices: Prices) -> list[str]:
 
 def summary_line(now: Snapshot) -> str:
     """Return a snapshot as one line."""
-    all_of_them = total(now.functions)
+    all_of_them = sum_statistics(now.functions)
     killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
     return (
         f"{now.seconds:3.0f} s: {now.put_images:,} put, {now.waiting + now.delivered:,} queued; "
@@ -350,11 +350,11 @@ def _cells(figures: FunctionStatistics) -> list[str]:
     return [*(f"{count:,}" for count in counts), f"{figures.gb_seconds:,.0f}"]
 
 
-def _event_lines(events: Sequence[Happening]) -> list[str]:
+def _event_lines(events: Sequence[FunctionEvent]) -> list[str]:
     """Return the newest events as text, padded to a constant number of lines."""
-    worth_telling = [each for each in events if each.what in _EVENT_TEXTS and (each.instance or each.what != "reclaim")]
+    worth_telling = [each for each in events if each.kind in _EVENT_TEXTS and (each.instance or each.kind != "reclaim")]
     lines = [
-        f"{each.seconds:5.1f} s  {each.instance or each.function} {_EVENT_TEXTS[each.what].format(detail=each.detail)}"
+        f"{each.seconds:5.1f} s  {each.instance or each.function} {_EVENT_TEXTS[each.kind].format(detail=each.detail)}"
         for each in worth_telling[-_MAX_SHOWN_EVENTS:]
     ]
     return lines + [""] * (_MAX_SHOWN_EVENTS - len(lines))
@@ -369,7 +369,7 @@ def bill_table(packed: Snapshot, epoch: EpochDelivery, prices: Prices) -> list[s
         prices: list prices.
     """
     samples, gets, puts = packed.images, Operation.GET, Operation.PUT
-    functions, requests = total(packed.functions), packed.requests.requests
+    functions, requests = sum_statistics(packed.functions), packed.requests.requests
     each = per_sample_dollars(samples, prices, gets, puts)
     rows = [
         ["", "packed by functions", "an object a sample"],
@@ -418,7 +418,7 @@ class Snapshot:
     visible_super_samples: int
     visible_samples: int
     requests: MeterReading
-    events: Sequence[Happening]
+    events: Sequence[FunctionEvent]
 
 
 class Observer:

@@ -32,7 +32,7 @@ from stoker_local._demo.training import (
     train,
 )
 from stoker_local._host import bucket_process
-from stoker_local._network import Shape
+from stoker_local._network import NetworkShape
 from stoker_local._s3.model import BucketSpec
 from stoker_torch import Loader, LoaderStatistics
 
@@ -40,7 +40,7 @@ _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
 _BATCH_SIZE = 32
 _SUPER_SAMPLE_BYTES = 16 << 10  # small, so that there are enough super-samples to fetch ahead
 _MIN_ACCURACY = 0.97
-SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
+SHAPE = NetworkShape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {
     "GetObject": Operation.GET,
     "HeadObject": Operation.HEAD,

@@ -11,6 +11,9 @@ Example:
     (b'{"n": 1}', 1)
 """
 
+from typing import TYPE_CHECKING, Any
+
+from stoker._deprecation import declare_renamed, load_renamed
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
 from stoker_local.functions._config import (
     EventSource,
@@ -25,7 +28,7 @@ from stoker_local.functions._config import (
     QueueSpec,
     Schedule,
 )
-from stoker_local.functions._statistics import FunctionStatistics, Happening, Outcome, ServiceError, total
+from stoker_local.functions._statistics import FunctionEvent, FunctionStatistics, Outcome, ServiceError, sum_statistics
 from stoker_local.functions._triggers import LocalQueue
 
 __all__ = [
@@ -38,7 +41,7 @@ __all__ = [
     "FunctionSpec",
     "FunctionStatistics",
     "GoogleSpec",
-    "Happening",
+    "FunctionEvent",
     "LocalQueue",
     "Notification",
     "ObjectFinalized",
@@ -47,5 +50,12 @@ __all__ = [
     "Schedule",
     "ServiceError",
     "function_cloud",
-    "total",
+    "sum_statistics",
 ]
+
+declare_renamed(__name__, {"Happening": "FunctionEvent", "total": "sum_statistics"})
+
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        return load_renamed(__name__, name)

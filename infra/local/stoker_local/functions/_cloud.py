@@ -26,7 +26,7 @@ from stoker_local.functions._endpoints import RequestAuthenticator, function_url
 from stoker_local.functions._google import GoogleService, finalized_message, gateway, push_events
 from stoker_local.functions._instance_pool import InstancePool, LambdaService
 from stoker_local.functions._processes import AnySpec, InstanceConfig, ProcessSupervisor, process_supervisor
-from stoker_local.functions._statistics import CloudRecorder, FunctionStatistics, Happening, Invocation, Outcome
+from stoker_local.functions._statistics import CloudRecorder, FunctionEvent, FunctionStatistics, Invocation, Outcome
 from stoker_local.functions._triggers import (
     LocalQueue,
     create_queues,
@@ -143,7 +143,7 @@ class FunctionCloud:
         """Return the statistics of every function; :func:`~stoker_local.functions.total` sums them."""
         return self._recorder.statistics()
 
-    def events(self, since: int = 0) -> list[Happening]:
+    def events(self, since: int = 0) -> list[FunctionEvent]:
         """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
         return self._recorder.events(since)
 

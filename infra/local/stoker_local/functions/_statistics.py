@@ -11,6 +11,7 @@ from itertools import count
 
 from aiohttp import web
 
+from stoker._base.arguments import explain_arguments
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker_local.functions._config import FunctionFaultKind, FunctionSpec
 
@@ -18,13 +19,14 @@ _MAX_EVENTS = 10_000
 _MAX_LOGS = 200
 
 
+@explain_arguments("FunctionEvent", renamed={"what": "kind"})
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class FunctionEvent:
     """An event in the life of a function.
 
     Example:
-        >>> event = Happening(number=0, seconds=0.5, function="ingest", instance="ingest-0", what="cold-start")
-        >>> print(f"{event.seconds:.1f} s: {event.what} of {event.instance}")
+        >>> event = FunctionEvent(number=0, seconds=0.5, function="ingest", instance="ingest-0", kind="cold-start")
+        >>> print(f"{event.seconds:.1f} s: {event.kind} of {event.instance}")
         0.5 s: cold-start of ingest-0
 
     Attributes:
@@ -32,7 +34,7 @@ class Happening:
         seconds: time since the cloud's start, in seconds.
         function: name of the function.
         instance: name of the instance; empty if the event concerns none.
-        what: kind of the event: ``cold-start``, ``start-failed``, ``invoke``, ``answer``, ``error``, ``throttle``,
+        kind: kind of the event: ``cold-start``, ``start-failed``, ``invoke``, ``answer``, ``error``, ``throttle``,
             ``kill``, ``freeze``, ``duplicate``, ``reclaim``, ``retry``, ``dropped`` (all attempts have failed) or
             ``undelivered`` (dropped, and too large for the failure queue).
         detail: further information, such as the type of an error.
@@ -42,7 +44,7 @@ class Happening:
     seconds: float
     function: str
     instance: str
-    what: str
+    kind: str
     detail: str = ""
 
 
@@ -103,9 +105,9 @@ class FunctionRecorder:
     figures: FunctionStatistics = field(default_factory=lambda: FunctionStatistics(faults=Counter()))
     logs: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LOGS))
 
-    def record_event(self, what: str, *, instance: str = "", detail: str = "") -> None:
+    def record_event(self, kind: str, *, instance: str = "", detail: str = "") -> None:
         """Add an event of this function."""
-        self._cloud_recorder.record_event(self.function, what, instance=instance, detail=detail)
+        self._cloud_recorder.record_event(self.function, kind, instance=instance, detail=detail)
 
     def record_start(self, *, instances: int) -> None:
         """Count a cold start; ``instances`` is the number of instances after it."""
@@ -152,7 +154,7 @@ class CloudRecorder:
         self._prices = Prices.load().functions
         self._clock = clock
         self._started_at = clock()
-        self._events: deque[Happening] = deque(maxlen=_MAX_EVENTS)
+        self._events: deque[FunctionEvent] = deque(maxlen=_MAX_EVENTS)
         self._numbers = count()
 
     def add_function(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> FunctionRecorder:
@@ -161,30 +163,30 @@ class CloudRecorder:
         self.recorders[function] = account
         return account
 
-    def record_event(self, function: str, what: str, *, instance: str = "", detail: str = "") -> None:
+    def record_event(self, function: str, kind: str, *, instance: str = "", detail: str = "") -> None:
         """Add an event."""
         number, seconds = next(self._numbers), self._clock() - self._started_at
-        happening = Happening(
-            number=number, seconds=seconds, function=function, instance=instance, what=what, detail=detail
+        event = FunctionEvent(
+            number=number, seconds=seconds, function=function, instance=instance, kind=kind, detail=detail
         )
-        self._events.append(happening)
+        self._events.append(event)
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the statistics of every function."""
         return {name: account.statistics() for name, account in self.recorders.items()}
 
-    def events(self, since: int) -> list[Happening]:
+    def events(self, since: int) -> list[FunctionEvent]:
         """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
-        return [happening for happening in self._events if happening.number >= since]
+        return [event for event in self._events if event.number >= since]
 
 
-def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
+def sum_statistics(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
     """Sum the statistics of all functions; ``peak_instances`` is the sum of the functions' peaks.
 
     Example:
         >>> from collections import Counter
         >>> one = FunctionStatistics(invocations=2, faults=Counter(kill=1))
-        >>> total({"a": one, "b": one}).invocations
+        >>> sum_statistics({"a": one, "b": one}).invocations
         4
     """
     names = [field.name for field in fields(FunctionStatistics) if field.name != "faults"]

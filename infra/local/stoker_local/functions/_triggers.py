@@ -22,6 +22,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 from urllib.parse import quote_plus
 
+from stoker._deprecation import alias_attributes
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import EventSource, Notification, QueueSpec, Schedule
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, ServiceError
@@ -163,6 +164,7 @@ class LocalMessage:
     receipt: str = ""
 
 
+@alias_attributes("LocalQueue", {"drained": "wait_until_empty"})
 class LocalQueue:
     """An in-memory queue with at-least-once delivery; use it on one event loop.
 
@@ -208,7 +210,7 @@ class LocalQueue:
         """Bodies of the visible messages, oldest first; reading them does not receive them."""
         return [message.body for message in self._visible]
 
-    async def drained(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until the queue has neither visible nor hidden messages."""
         while len(self):
             await self._wait_for_change()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_functions.serve import Refusal
+from stoker_functions.serve import HttpError
 from stoker_functions.serve._messages import is_not_modified, parse_range
 
 ETAG = '"abc"'
@@ -33,7 +33,7 @@ def test_a_client_that_has_the_object_is_told_so(headers: dict[str, str], unchan
 
 @pytest.mark.parametrize("wanted", ['"x"', f"W/{ETAG}", '""', '"ABC"'])
 def test_another_object_than_the_one_that_is_wanted_is_412(wanted: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         is_not_modified({"if-match": wanted, "if-none-match": ETAG}, ETAG)
     assert caught.value.status == 412
 
@@ -43,7 +43,7 @@ def test_another_object_than_the_one_that_is_wanted_is_412(wanted: str) -> None:
 )
 @pytest.mark.parametrize("name", ["if-match", "if-none-match"])
 def test_a_condition_that_is_none_is_400(name: str, text: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         is_not_modified({name: text}, ETAG)
     assert caught.value.status == 400
 
@@ -90,7 +90,7 @@ def test_one_range_of_bytes_is_cut_to_the_object(text: str, span: tuple[int, int
     ],
 )
 def test_a_range_that_cannot_be_had_is_416_and_says_the_size(text: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         parse_range({"range": text}, 100, ETAG)
     assert caught.value.status == 416
     assert caught.value.headers["Content-Range"] == "bytes */100"
@@ -108,5 +108,5 @@ def test_what_is_answered_lies_within_the_object_and_within_what_was_asked(first
     if first < size and first <= last:
         assert parse_range(headers, size, ETAG) == (first, min(last + 1, size))
     else:
-        with pytest.raises(Refusal):
+        with pytest.raises(HttpError):
             parse_range(headers, size, ETAG)

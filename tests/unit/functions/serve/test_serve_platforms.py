@@ -14,7 +14,7 @@ import pytest
 from stoker.errors import EventError
 from stoker_functions.serve import (
     LAMBDA_ANSWER_BYTES,
-    Refusal,
+    HttpError,
     Request,
     Response,
     asgi_app,
@@ -107,9 +107,9 @@ def test_a_header_that_holds_another_is_refused(name: str, value: str) -> None:
 
 
 def test_a_refusal_is_json_whatever_its_message() -> None:
-    response = Refusal(400, "bad", 'quotes " and\nlines and é').response()
+    response = HttpError(400, "bad", 'quotes " and\nlines and é').response()
     assert json.loads(response.body) == {"error": "bad", "message": 'quotes " and\nlines and é'}
-    assert Refusal(400, "bad", "x").response(with_body=False).body == b""
+    assert HttpError(400, "bad", "x").response(with_body=False).body == b""
 
 
 def test_a_scope_of_asgi_is_a_request_with_its_path_as_it_was_sent() -> None:
@@ -169,7 +169,7 @@ def test_what_a_client_has_already_is_not_said_to_have_no_bytes() -> None:
 
 
 def test_a_refusal_of_a_head_has_the_length_of_what_a_get_is_told() -> None:
-    refusal = Refusal(404, "not-found", "there is none")
+    refusal = HttpError(404, "not-found", "there is none")
     asked, seen = refusal.response(), refusal.response(with_body=False)
     assert seen.body == b""
     assert seen.headers["Content-Length"] == str(len(asked.body))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import OrderConfig
-from stoker_functions.serve import Refusal, Request
+from stoker_functions.serve import HttpError, Request
 from stoker_functions.serve._messages import DatasetRequest, parse_request
 
 
@@ -18,8 +18,8 @@ def asked(path: str, query: str = "", method: str = "GET") -> DatasetRequest:
     return parse_request(Request(method=method, path=path, query=query))
 
 
-def refused(path: str, query: str = "", method: str = "GET") -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(path: str, query: str = "", method: str = "GET") -> HttpError:
+    with pytest.raises(HttpError) as caught:
         asked(path, query, method)
     return caught.value
 
@@ -179,7 +179,7 @@ def test_what_is_understood_was_spelled_in_the_one_way(path: str, query: str) ->
         for spelled in (start + path, start + quote(path, safe="")):
             try:
                 ask = asked(spelled, query)
-            except Refusal:
+            except HttpError:
                 continue
             assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", ask.dataset)
             assert spelled.startswith(f"/v1/{ask.dataset}/")

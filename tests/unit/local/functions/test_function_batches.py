@@ -91,7 +91,7 @@ def test_no_batch_is_larger_than_an_event_may_be(body: str, count: int) -> None:
         source = EventSource(queue="q", function="f", batch_size=10_000)
         arn = "arn:aws:sqs:eu-central-1:123456789012:" + "q" * 80
         polling = asyncio.create_task(poll_queue(source, queue, invoke, queue_arn=arn))
-        await queue.drained()
+        await queue.wait_until_empty()
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
 
@@ -115,7 +115,7 @@ def test_a_batch_that_was_throttled_is_left_to_the_queue() -> None:
         queue.send("a")
         source = EventSource(queue="q", function="f")
         polling = asyncio.create_task(poll_queue(source, queue, invoke, queue_arn="arn:aws:sqs:r:1:q"))
-        await queue.drained()
+        await queue.wait_until_empty()
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
         return asyncio.get_running_loop().time()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker import Prices
-from stoker_local.functions import FunctionSpec, Outcome, total
+from stoker_local.functions import FunctionSpec, Outcome, sum_statistics
 from stoker_local.functions._statistics import (
     CloudRecorder,
     FunctionRecorder,
@@ -95,11 +95,11 @@ def test_figures_of_functions_add_up() -> None:
     two.figures.invocations, two.figures.billed_seconds = 2, 1.0
     one.figures.faults["kill"] += 1
     two.figures.faults["kill"] += 2
-    summed = total({"one": one.statistics(), "two": two.statistics()})
+    summed = sum_statistics({"one": one.statistics(), "two": two.statistics()})
     assert (summed.invocations, summed.cold_starts, summed.instances) == (3, 1, 1)
     assert summed.gb_seconds == pytest.approx(3.0)
     assert summed.faults == {"kill": 3}
-    assert total({}).dollars == 0
+    assert sum_statistics({}).dollars == 0
 
 
 def test_happenings_are_numbered_and_read_from_where_one_stopped() -> None:
@@ -108,7 +108,7 @@ def test_happenings_are_numbered_and_read_from_where_one_stopped() -> None:
     journal.record_event("f", "cold-start", instance="f/1")
     now[0] = 7.5
     journal.record_event("f", "error", instance="f/1", detail="ValueError")
-    assert [(h.number, h.seconds, h.what) for h in journal.events(0)] == [(0, 0.0, "cold-start"), (1, 2.5, "error")]
+    assert [(h.number, h.seconds, h.kind) for h in journal.events(0)] == [(0, 0.0, "cold-start"), (1, 2.5, "error")]
     assert [h.detail for h in journal.events(1)] == ["ValueError"]
     assert journal.events(2) == []
 

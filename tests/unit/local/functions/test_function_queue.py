@@ -47,7 +47,7 @@ def test_a_message_that_is_not_deleted_comes_back_when_its_visibility_ends() -> 
         q.delete(first.receipt)  # too late: it belongs to who has it now
         assert len(q) == 1
         q.delete(second.receipt)
-        await q.drained()
+        await q.wait_until_empty()
 
     run_virtual(scenario())
 
