@@ -67,7 +67,7 @@ def in_earlier_words(hashes: dict[str, dict[str, str]]) -> dict[str, dict[str, s
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_says_what_it_said_and_is_written_the_same(name: str) -> None:
+def test_a_record_is_read_and_rewritten_unchanged(name: str) -> None:
     data = (FOLDER / "records" / f"{name}.safetensors").read_bytes()
     record = PackRecord.from_bytes(data)
     assert plain_record(record) == RECORDS[name]

@@ -89,7 +89,7 @@ def test_a_passing_failure_is_transient_and_not_retried_here(
 
 
 @every_use
-def test_an_endpoint_that_nobody_serves_is_a_lost_connection(use: Use) -> None:
+def test_an_unserved_endpoint_is_a_lost_connection(use: Use) -> None:
     settings = GcsOptions(endpoint_url="http://127.0.0.1:1")
     assert isinstance(error_of("gs://ours", settings, use), ConnectionLostError)
 

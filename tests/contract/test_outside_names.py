@@ -19,7 +19,7 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_names_that_the_outside_sees_are_those_of_the_checked_in_list(kind: str, tmp_path: Path) -> None:
+def test_externally_visible_names_are_those_of_the_checked_in_list(kind: str, tmp_path: Path) -> None:
     found = difference(kind, collected(kind, tmp_path))
     if found:
         pytest.fail(found, pytrace=False)

@@ -111,7 +111,7 @@ def test_maintenance_tells_a_missing_bucket_from_a_missing_data_set(place: Place
     place.run(empty)
 
 
-def test_a_store_that_ignores_conditions_is_told_before_anything_is_packed(place: Place) -> None:
+def test_a_store_that_ignores_conditions_is_reported_before_packing(place: Place) -> None:
     ignores = place.needs_single_writer
 
     async def main(store: Store) -> None:
@@ -125,7 +125,7 @@ def test_a_store_that_ignores_conditions_is_told_before_anything_is_packed(place
     place.run(main)
 
 
-def test_a_server_of_s3_that_ignores_conditions_is_told_and_named() -> None:
+def test_an_s3_server_that_ignores_conditions_is_reported_by_name() -> None:
     async def main() -> None:
         spec = BucketSpec(name="stoker", ignores_conditions=True)
         with running_bucket(BucketConfig(buckets=(spec,))) as bucket:

@@ -112,7 +112,7 @@ def test_of_a_store_that_reads_ranges_whole_objects_are_read() -> None:
         (list_keys, "list objects: Minimal has no list"),
     ],
 )
-def test_what_a_store_lacks_is_told_where_it_is_needed(call: Callable[[Any], Any], verb: str) -> None:
+def test_a_missing_method_of_a_store_is_reported_where_it_is_needed(call: Callable[[Any], Any], verb: str) -> None:
     with pytest.raises(PermissionDeniedError, match=rf"mine://place/a?: this store cannot {verb}\(\); give the URL of"):
         asyncio.run(call(with_meter(Minimal())))
 

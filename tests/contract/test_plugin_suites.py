@@ -184,7 +184,7 @@ class _OfNothing(TierTests):
         return NoTier()
 
 
-def test_a_tier_that_keeps_nothing_passes_if_it_says_so() -> None:
+def test_a_tier_that_stores_nothing_passes_if_it_declares_that() -> None:
     assert failures(_OfNothing()) == set()
 
 

@@ -160,7 +160,7 @@ def test_a_range_fills_exactly_the_memory_it_was_given(shelf: Shelf, start: int,
     shelf.run(check)
 
 
-def test_the_beginning_of_an_answer_is_told_once_at_most_and_never_that_of_a_refusal(shelf: Shelf) -> None:
+def test_the_first_byte_is_reported_at_most_once_and_never_for_an_error(shelf: Shelf) -> None:
     body, _ = shelf.objects[shelf.key]
 
     async def check(store: Store) -> None:
@@ -212,7 +212,7 @@ def test_a_missing_object_is_not_found_and_its_data_set_is(shelf: Shelf) -> None
     shelf.run(check)
 
 
-def test_a_missing_data_set_is_told_from_a_missing_object(shelf: Shelf) -> None:
+def test_a_missing_data_set_is_distinguished_from_a_missing_object(shelf: Shelf) -> None:
     async def check(store: Store) -> None:
         for read in (
             store.get(POINTER_KEY),

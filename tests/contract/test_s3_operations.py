@@ -59,7 +59,7 @@ def test_a_copy_has_the_bytes_the_metadata_and_the_tags_of_its_source(client: An
 
 
 @on_both
-def test_a_copy_takes_new_metadata_and_tags_where_it_is_told_to_replace_them(client: Any, bucket: str) -> None:
+def test_a_copy_with_the_replace_directive_gets_new_metadata_and_tags(client: Any, bucket: str) -> None:
     source = {"Bucket": bucket, "Key": "k"}
     client.put_object(**source, Body=b"abc", ContentType="x/y", Metadata={"a": "1"}, Tagging="t=1")
     new = {"ContentType": "y/z", "Metadata": {"b": "2"}, "Tagging": "u=2"}
@@ -318,7 +318,7 @@ def test_tags_that_s3_does_not_take_are_refused(
 
 
 @on_both
-def test_a_signed_read_names_the_headers_that_it_wants(client: Any, bucket: str) -> None:
+def test_a_signed_read_may_override_response_headers(client: Any, bucket: str) -> None:
     _fill(client, bucket, "k")
     asked = {"ResponseContentType": "x/y", "ResponseContentDisposition": 'attachment; filename="a"'}
     got = client.get_object(Bucket=bucket, Key="k", **asked)

@@ -212,7 +212,7 @@ def test_a_stalled_read_is_a_deadline_error(bucket: LocalBucket) -> None:
 
 
 @every_use
-def test_an_endpoint_that_nobody_serves_is_a_lost_connection(bucket: LocalBucket, use: Use) -> None:
+def test_an_unserved_endpoint_is_a_lost_connection(bucket: LocalBucket, use: Use) -> None:
     settings = S3Options(
         endpoint_url="http://127.0.0.1:1", region="us-east-1", access_key_id="a", secret_access_key="b"
     )

@@ -70,7 +70,7 @@ def test_a_wrong_signature_is_refused(served: LocalBucket, operation: str) -> No
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_nobody_may_do_what_is_not_signed(served: LocalBucket, operation: str) -> None:
+def test_unsigned_operations_are_refused(served: LocalBucket, operation: str) -> None:
     with s3_client(served, config=Config(signature_version=UNSIGNED)) as client:
         assert refusal(getattr(client, operation), **OPERATIONS[operation]) == (403, "AccessDenied")
 
@@ -95,7 +95,7 @@ def test_a_copy_reads_only_what_its_key_may_read(served: LocalBucket) -> None:
         assert refusal(client.copy_object, **copy, CopySource={"Bucket": "theirs", "Key": "k"}) == (200, "")
 
 
-def test_a_copy_from_a_bucket_whose_requesters_pay_says_so(served: LocalBucket) -> None:
+def test_a_copy_from_a_requester_pays_bucket_is_reported(served: LocalBucket) -> None:
     copy = {"Bucket": "ours", "Key": "copy", "CopySource": {"Bucket": "costly", "Key": "k"}}
     with client_of(served, OWNER) as client:
         assert refusal(client.copy_object, **copy) == (403, "AccessDenied")
@@ -121,7 +121,7 @@ def test_a_header_that_a_read_asks_for_cannot_end_the_head(served: LocalBucket, 
     assert b"Set-Cookie" not in answer
 
 
-def test_only_a_signed_read_names_the_headers_that_it_wants(served: LocalBucket) -> None:
+def test_only_a_signed_read_may_override_response_headers(served: LocalBucket) -> None:
     answer = exchange(served, b"GET /public/k?response-content-type=x HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert b"<Code>InvalidRequest</Code>" in answer
 

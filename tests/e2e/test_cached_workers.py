@@ -89,7 +89,7 @@ def test_a_damaged_file_is_read_again_from_the_data_set_and_counted(tmp_path: Pa
         assert (dataset.stats().misses, dataset.stats().damaged) == (2, 2)
 
 
-def test_the_error_of_a_sample_that_nobody_can_read_comes_from_the_worker(tmp_path: Path) -> None:
+def test_the_error_of_an_unreadable_sample_comes_from_the_worker(tmp_path: Path) -> None:
     class Failing(Images):
         def __getitem__(self, index: int) -> dict[str, Any]:
             if index == 9:

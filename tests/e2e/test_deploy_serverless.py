@@ -325,7 +325,7 @@ def test_raw_objects_reach_ingest_through_a_queue_that_loses_none(template: Temp
     assert told == {"IncomingBucket": {"QueueConfigurations": [{"Event": "s3:ObjectCreated:*", "Queue": QUEUE}]}}
 
 
-def test_dead_letters_ring_an_alarm_that_somebody_can_hear(template: Template) -> None:
+def test_dead_letters_raise_an_alarm_with_a_recipient(template: Template) -> None:
     (alarm,) = template.of_type("AWS::CloudWatch::Alarm").values()
     ((logical, topic),) = template.of_type("AWS::SNS::Topic").items()
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SQS", "ApproximateNumberOfMessagesVisible")
@@ -505,7 +505,7 @@ def test_the_trainer_may_call_the_nodes_and_read_the_secret_and_no_more(
     assert set(rights["secretsmanager:GetSecretValue"]) == {secret}
 
 
-def test_a_schedule_keeps_each_node_warm_and_dials_nobody(warm: Template, open_warm: Template) -> None:
+def test_a_schedule_keeps_each_node_warm_without_connections(warm: Template, open_warm: Template) -> None:
     rules = {
         rule["Targets"][0]["Arn"].rpartition(":")[2]: rule
         for rule in warm.of_type("AWS::Events::Rule").values()

@@ -60,7 +60,7 @@ def packed(clouds: Clouds, url: str, *more: str, code: int = 0) -> str:
     return done.stderr
 
 
-def test_functions_that_die_and_are_throttled_pack_every_object_once_and_the_bill_is_told(clouds: Clouds) -> None:
+def test_killed_and_throttled_functions_pack_every_object_once_and_report_the_bill(clouds: Clouds) -> None:
     bucket, cloud = clouds
     at_once = [FunctionFault(kind=kind) for kind in (Kind.KILL, Kind.THROTTLE, Kind.DUPLICATE, Kind.KILL)]
     later = {Kind.KILL: 0.15, Kind.DUPLICATE: 0.1, Kind.THROTTLE: 0.15}

@@ -167,7 +167,7 @@ def test_a_part_that_cannot_be_packed_is_named_the_rest_is_packed_and_nothing_is
     assert packed(url)
 
 
-def test_appending_adds_the_source_once_however_often_it_is_said(tmp_path: Path) -> None:
+def test_repeated_appends_add_the_source_once(tmp_path: Path) -> None:
     first, more, url = files(tmp_path / "one", 50), files(tmp_path / "two", 70), tmp_path / "out"
     run("pack", first, url, "--quiet")
     for _ in range(2):

@@ -157,7 +157,7 @@ def test_lightning_goes_on_from_a_checkpoint_with_exactly_the_rest(lightning: li
         assert report["resumed"] == [[], report["whole"][1][CHECKPOINT_STEP - STEPS :]]
 
 
-def test_nothing_of_a_loader_outlives_the_trainer_of_lightning_that_nobody_closed_it_for(
+def test_nothing_of_an_unclosed_loader_outlives_lightning_s_trainer(
     lightning: list[Report],
 ) -> None:
     for report in lightning:

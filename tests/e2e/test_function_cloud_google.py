@@ -161,7 +161,7 @@ def test_memory_beyond_the_limit_is_an_error_and_the_end_of_the_instance() -> No
     asyncio.run(scenario())
 
 
-def test_a_port_that_is_kept_for_an_instance_goes_to_nobody_who_wants_any() -> None:
+def test_a_port_reserved_for_an_instance_is_not_given_to_others() -> None:
     kept = {reserve_port("127.0.0.1") for _ in range(400)}
     with ExitStack() as stack:
         others = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(400)]

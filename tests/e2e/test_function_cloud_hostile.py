@@ -65,7 +65,7 @@ def test_a_function_that_answers_out_of_turn_is_refused_and_its_own_answer_count
     asyncio.run(scenario())
 
 
-def test_an_event_whose_record_is_too_large_for_its_queue_is_given_up_and_told() -> None:
+def test_an_event_too_large_for_its_queue_is_dropped_and_reported() -> None:
     async def scenario() -> None:
         request = ("POST", ERROR, json.dumps({"errorType": "Large", "errorMessage": "y" * 900_000}))
         event = {"requests": [request]}

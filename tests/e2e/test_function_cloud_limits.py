@@ -106,7 +106,7 @@ def test_no_more_than_1024_files_are_open_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_a_private_tmp_shows_the_code_and_nothing_else_that_lies_there(tmp_path: Path) -> None:
+def test_a_private_tmp_shows_only_the_code(tmp_path: Path) -> None:
     if choose_tmp("auto") != "tmpfs" or not tmp_path.is_relative_to("/tmp"):  # noqa: S108  (the machine's)
         pytest.skip("this system gives processes no /tmp of their own, or the tests none of its")
 
@@ -126,7 +126,7 @@ def test_a_private_tmp_shows_the_code_and_nothing_else_that_lies_there(tmp_path:
 
 
 @pytest.mark.parametrize(("tmp", "error"), [("tmpfs", "No space left on device"), ("folder", "File too large")])
-def test_a_full_tmp_is_an_error_that_the_function_sees(tmp: Tmp, error: str) -> None:
+def test_a_full_tmp_is_an_error_in_the_function(tmp: Tmp, error: str) -> None:
     if tmp == "tmpfs" and choose_tmp("auto") != "tmpfs":
         pytest.skip("this system gives processes no mount namespace of their own")
 

@@ -113,7 +113,7 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
         (["--config", "/does/not/exist.json"], "No such file"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_reported_in_one_line(arguments: list[str], message: str) -> None:
     ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert message in ended.stderr

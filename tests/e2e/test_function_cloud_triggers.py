@@ -71,7 +71,7 @@ def test_objects_that_are_put_reach_the_function_with_a_test_event_before_them(t
         asyncio.run(scenario(bucket))
 
 
-def test_a_multipart_upload_is_told_once_it_is_complete() -> None:
+def test_a_multipart_upload_is_notified_once_it_is_complete() -> None:
     async def scenario() -> None:
         async with (
             LocalBucket() as bucket,
@@ -172,7 +172,7 @@ def test_a_queue_does_not_exceed_the_concurrency_of_its_source(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_a_schedule_fires_by_itself_and_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_schedule_fires_on_time_and_on_demand(tmp_path: Path) -> None:
     async def scenario() -> None:
         file = tmp_path / "calls"
         async with cloud_of(

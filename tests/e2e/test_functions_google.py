@@ -127,7 +127,7 @@ def test_what_can_never_be_packed_ends_among_the_dead_letters_and_all_else_is_pa
     asyncio.run(main())
 
 
-def test_a_part_is_packed_by_a_request_and_what_is_wrong_with_it_is_said() -> None:
+def test_a_part_is_packed_by_a_request_and_its_errors_are_reported() -> None:
     async def main() -> None:
         async with (
             LocalGcs(GcsConfig(buckets=("raw", "stoker"))) as gcs,

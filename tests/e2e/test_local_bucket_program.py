@@ -67,7 +67,7 @@ def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:
         (["--port", "-1"], "port must be at least 0 and at most 65,535, not -1"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_reported_in_one_line(arguments: list[str], message: str) -> None:
     ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert message in ended.stderr
@@ -131,7 +131,7 @@ def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
     pytest.fail("the bucket's process is still there")
 
 
-def test_a_bucket_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bucket_process_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     elsewhere = BucketConfig(host="192.0.2.1", keys=(KeyPair(access_key="a", secret_key="s"),))
     with pytest.raises(RuntimeError, match="did not start"), bucket_process(elsewhere):
         pytest.fail("nobody owns that address")

@@ -130,7 +130,7 @@ def test_an_aws_chunked_body_with_a_trailer_is_stored_decoded(bucket: LocalBucke
     assert "content-encoding" not in bucket.objects["open"]["c"].headers
 
 
-def test_the_counts_are_told_to_this_machine_and_reset(bucket: LocalBucket) -> None:
+def test_this_machine_can_read_and_reset_the_counts(bucket: LocalBucket) -> None:
     exchange(bucket, GET)
     ask = b"GET /-/counts HTTP/1.1\r\nConnection: close\r\n\r\n"
     counts = json.loads(_split(exchange(bucket, ask))[2])

@@ -53,7 +53,7 @@ def url() -> Iterator[str]:
         yield cloud.google_urls["stoker-serve"].rstrip("/")
 
 
-def test_whoever_has_a_google_account_trains_from_the_function(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_google_account_suffices_to_train_from_the_function(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         machine_account(monkeypatch, lambda: IDENTITY) as audiences,
         Loader(f"stoker+{url}/v1/train", batch_size=16, epochs=1, options=GOOGLE) as loader,
@@ -64,7 +64,7 @@ def test_whoever_has_a_google_account_trains_from_the_function(url: str, monkeyp
     assert all((batch["image"][:, -1] == batch["x"]).all() for batch in batches)
 
 
-def test_an_account_that_the_platform_does_not_let_in_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_refused_by_the_platform_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with machine_account(monkeypatch, lambda: "MARKER-of-somebody"), pytest.raises(PermissionError) as caught:
         stoker.open(f"stoker+{url}/v1/train", options=GOOGLE)
     assert "MARKER" not in str(caught.value)

@@ -53,7 +53,7 @@ def served(clouds: Clouds) -> str:
     return f"stoker+{clouds[1].function_urls['stoker-serve'].rstrip('/')}/v1/train"
 
 
-def test_whoever_has_aws_credentials_trains_from_the_function_and_from_the_bucket_that_it_redirects_to(
+def test_aws_credentials_suffice_to_train_from_the_function_and_its_redirects(
     clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     enter(monkeypatch, TRAINER)
@@ -73,7 +73,7 @@ def test_whoever_has_aws_credentials_trains_from_the_function_and_from_the_bucke
 
 
 @pytest.mark.parametrize("key", [WRONG, GONE], ids=["wrong", "expired"])
-def test_credentials_that_do_not_hold_are_told_and_start_no_function(
+def test_invalid_credentials_are_reported_and_start_no_function(
     clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch, key: KeyPair
 ) -> None:
     enter(monkeypatch, key)
@@ -85,7 +85,7 @@ def test_credentials_that_do_not_hold_are_told_and_start_no_function(
 
 
 @pytest.mark.parametrize("options", [None, ServedOptions(token="MARKER")], ids=["nothing", "token"])
-def test_who_comes_without_an_identity_of_the_platforms_is_told_how_to_show_one(
+def test_a_request_without_a_platform_identity_is_reported_with_the_remedy(
     served: str, options: ServedOptions | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STOKER_TOKEN", raising=False)

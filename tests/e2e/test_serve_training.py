@@ -90,7 +90,7 @@ def test_samples_by_number_and_the_command_line_read_what_is_served(capsys: pyte
         assert "60" in capsys.readouterr().out
 
 
-def test_whoever_has_a_token_trains_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_token_allows_training(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = TokenKeys({"k": b"s" * 32})
     now_seconds = int(time.time())
 

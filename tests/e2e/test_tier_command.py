@@ -176,7 +176,7 @@ def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:
         (["--read-through", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )
-def test_an_argument_that_is_not_right_is_said_in_one_line(arguments: list[str], said: str) -> None:
+def test_a_wrong_argument_is_reported_in_one_line(arguments: list[str], said: str) -> None:
     done = subprocess.run(
         [*COMMAND, "serve", "--memory", "1MB", *arguments], capture_output=True, text=True, timeout=60
     )
@@ -220,7 +220,7 @@ def test_memory_of_a_server_is_flat_over_ten_thousand_reads() -> None:
         assert asyncio.run(main(process, url)) < 2_000_000
 
 
-def test_readers_that_stand_still_cost_a_server_no_memory_and_nobody_else_time() -> None:
+def test_stalled_readers_cost_a_server_no_memory_and_others_no_time() -> None:
     ref, data = object_of(1, 8_000_000)
 
     async def main(process: subprocess.Popen[str], url: str) -> int:

@@ -55,7 +55,7 @@ def test_a_killed_training_leaves_a_trace_that_can_be_viewed(
     ],
     ids=["first_byte", "transfer"],
 )
-def test_what_is_slow_at_a_bucket_is_told(
+def test_the_bottleneck_of_a_bucket_is_reported(
     shape: NetworkShape, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = BucketConfig()

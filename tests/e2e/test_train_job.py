@@ -103,7 +103,7 @@ def check_so_far() -> int:
     return position(state)
 
 
-def test_told_to_go_it_goes_on_elsewhere_with_another_world_size_and_every_sample_exactly_once(
+def test_a_preempted_training_resumes_with_another_world_size_and_every_sample_exactly_once(
     environment: dict[str, str],
 ) -> None:
     port = kept_port()

@@ -84,7 +84,7 @@ def test_ranks_killed_at_random_moments_go_on_from_the_checkpoint_on_another_wor
     check_whole(Checkpoint.load(task.folder))
 
 
-def test_when_one_rank_is_told_to_go_all_save_at_the_same_step_and_no_step_is_lost(task: TallyTask) -> None:
+def test_when_one_rank_is_preempted_all_save_at_the_same_step_and_lose_none(task: TallyTask) -> None:
     random = Random(7)
     for world_size in WORLD_SIZES:
         end = End.drawn(random, world_size, signal.SIGTERM)

@@ -437,7 +437,7 @@ async def came_beside(cloud: FunctionCloud, tier: SharedTier, port: int, ref: Ob
         return are_there
 
 
-def test_strangers_who_talk_nonsense_or_nothing_keep_nobody_from_being_served() -> None:
+def test_malformed_and_silent_connections_do_not_block_others() -> None:
     path = f"/objects/{TIER_SECRET.object_name(OBJECTS[0][0])}"
     requests = (
         f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(),

@@ -109,7 +109,7 @@ def test_nodes_with_another_secret_than_the_proxy_hold_nothing_and_no_log_has_a_
     asyncio.run(check())
 
 
-def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other(tmp_path: Path) -> None:
+def test_over_tls_nodes_accept_only_the_configured_certificate(tmp_path: Path) -> None:
     certificates = []
     for name in ("own", "other"):
         folder = tmp_path / name
@@ -149,7 +149,7 @@ def test_a_node_that_is_called_while_it_serves_is_a_second_instance_which_takes_
     asyncio.run(check())
 
 
-def test_a_node_that_is_wanted_for_longer_than_its_time_returns_before_it_is_over_and_is_called_again() -> None:
+def test_a_node_returns_before_its_time_limit_and_is_called_again() -> None:
     async def check() -> None:
         config = dataclasses.replace(CONFIG, linger_seconds=60.0)
         async with warm_cloud(config, timeout_seconds=3.0) as warm:

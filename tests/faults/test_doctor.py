@@ -130,7 +130,7 @@ def test_who_may_not_list_can_train(monkeypatch: pytest.MonkeyPatch) -> None:
         (-86400.0, "problem"),
     ],
 )
-def test_a_clock_that_is_off_is_told_before_it_breaks_signatures(
+def test_a_wrong_clock_is_reported_before_it_breaks_signatures(
     monkeypatch: pytest.MonkeyPatch, skew: float, level: str | None
 ) -> None:
     with bucket(monkeypatch):
@@ -320,7 +320,7 @@ def test_missing_credentials_are_one_problem(monkeypatch: pytest.MonkeyPatch, tm
         assert levels(found()) == {"credentials": "problem"}
 
 
-def test_a_manifest_version_that_readers_are_not_told_of_is_a_warning(tmp_path: Path) -> None:
+def test_a_manifest_version_behind_the_pointer_is_a_warning(tmp_path: Path) -> None:
     pack(str(tmp_path / "d"))
     pointer = (tmp_path / "d/manifest.safetensors").read_bytes()
     with stoker.Packer(
@@ -360,7 +360,7 @@ def test_memory_that_holds_a_data_set_is_fine() -> None:
     assert found("memory://doctored/data", write=True) == {}
 
 
-def test_the_command_ends_with_1_where_there_is_a_problem_and_says_so_as_json(
+def test_the_command_exits_with_1_and_reports_a_problem_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack(str(tmp_path / "d"))
@@ -457,7 +457,7 @@ def test_a_token_that_ends_soon_or_is_refused_is_found_out(
     assert levels(found(served, options=options)) == expected
 
 
-def test_the_clock_beside_a_functions_is_told(served: str) -> None:
+def test_the_clock_is_compared_with_that_of_a_function(served: str) -> None:
     skewed = found(served, options=token(5), clock=lambda: time.time() - 1000)
     assert levels(skewed) == {"clock": "problem"}
 

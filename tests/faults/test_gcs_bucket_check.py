@@ -75,7 +75,7 @@ def test_a_bucket_that_cannot_be_asked_for_leaves_a_missing_manifest_a_missing_o
     run(answer, check, transport=transport)
 
 
-def test_a_missing_bucket_is_told_from_a_missing_manifest() -> None:
+def test_a_missing_bucket_is_distinguished_from_a_missing_manifest() -> None:
     async def check(store: Store, _: Server) -> None:
         for read in (store.get, store.head):
             with pytest.raises(BucketNotFoundError):

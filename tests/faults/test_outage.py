@@ -164,7 +164,7 @@ def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_goes_on() 
 
 
 @pytest.mark.parametrize("config", [None, FEW_ATTEMPTS], ids=["deadline", "attempts"])
-def test_an_outage_that_goes_on_fails_whoever_has_waited_for_at_most_a_deadline_and_a_half(
+def test_a_long_outage_fails_each_fetch_within_one_and_a_half_deadlines(
     config: FetchConfig | None,
 ) -> None:
     training = Pausing(Weather(outages=[(3.0, 1e9)]), {50: 100.0}, config=config)

@@ -165,7 +165,7 @@ def test_a_head_spoilt_at_rest_is_an_error_before_anything_is_delivered_and_can_
     assert sorted(run.delivered) == list(range(len(SAMPLES)))
 
 
-def test_an_object_that_was_replaced_is_told_as_such_or_accepted_on_its_checksums() -> None:
+def test_a_replaced_object_is_reported_or_accepted_on_its_checksums() -> None:
     copied = Run(0)
     copied.store.tags = dict.fromkeys(OBJECTS, "v2")
     with warnings.catch_warnings(record=True) as caught:

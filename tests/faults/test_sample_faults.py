@@ -141,7 +141,7 @@ def test_a_missing_object_is_named() -> None:
     assert right(reading.samples(0), [0])
 
 
-def test_an_object_that_was_replaced_is_told_as_such_or_accepted_on_its_checksums() -> None:
+def test_a_replaced_object_is_reported_or_accepted_on_its_checksums() -> None:
     copied = bench()
     copied.store.tags = dict.fromkeys(OBJECTS, "v2")
     with warnings.catch_warnings(record=True) as caught:

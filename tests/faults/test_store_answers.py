@@ -182,7 +182,7 @@ def test_interim_answers_without_end_are_a_lost_connection(scheme: str) -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives up a peer that takes nothing")
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_a_body_that_nobody_takes_is_a_lost_connection(scheme: str) -> None:
+def test_a_request_body_that_the_server_does_not_read_is_a_lost_connection(scheme: str) -> None:
     async def main() -> None:
         over = asyncio.Event()
 

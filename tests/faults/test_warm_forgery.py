@@ -102,7 +102,7 @@ def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
     assert caplog.text.count("warm-0 answers with wrong shards") == 1
 
 
-def test_a_node_whose_shards_are_longer_than_they_can_be_is_given_up_like_one_that_lies() -> None:
+def test_a_node_with_oversized_shards_is_given_up_like_one_with_wrong_answers() -> None:
     async def test(tier: Tier) -> None:
         the_liar(tier).lie = "long"
         await read_until_given_up(tier)
@@ -114,7 +114,7 @@ def test_a_node_whose_shards_are_longer_than_they_can_be_is_given_up_like_one_th
     check(test)
 
 
-def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_liar() -> None:
+def test_bytes_and_macs_of_other_shards_are_refused() -> None:
     """Another position, an older object of the same size, and what both have in common."""
 
     async def test(tier: Tier) -> None:

@@ -38,7 +38,7 @@ def divided(case: tuple[list[TrainingJob], Cluster], policy: str) -> Allocation:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=clusters())
-def test_no_more_is_given_than_there_is_and_nobody_gets_what_is_of_no_use(
+def test_allocations_stay_within_the_resources_and_are_useful(
     policy: str, case: tuple[list[TrainingJob], Cluster]
 ) -> None:
     jobs, cluster = case
@@ -69,7 +69,7 @@ def test_greedy_trains_at_least_as_much_as_every_other_policy(case: tuple[list[T
 
 
 @given(case=clusters())
-def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tuple[list[TrainingJob], Cluster]) -> None:
+def test_greedy_lets_all_jobs_train_at_full_rate_if_possible(case: tuple[list[TrainingJob], Cluster]) -> None:
     jobs, cluster = case
     full = [each.compute_bytes_per_second for each in jobs]
     suffices = least_demand(jobs, full, cluster.cache_bytes)
@@ -80,7 +80,7 @@ def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tup
 
 
 @given(case=clusters(), raised=st.sampled_from([0.01, 0.3, 1.0]))
-def test_under_max_min_nobody_can_have_more_unless_somebody_has_less_who_then_is_poorer(
+def test_under_max_min_no_job_gains_without_a_loss_for_a_poorer_one(
     case: tuple[list[TrainingJob], Cluster], raised: float
 ) -> None:
     """Riches are parts of full rates. Whoever is richer may fall to where the one who is raised comes to.

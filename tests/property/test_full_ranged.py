@@ -55,7 +55,7 @@ def values(draw: st.DrawFn) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.
 
 @given(values(), st.integers(0, 200), st.integers(0, 100), st.integers(1, 300))
 @settings(max_examples=400, deadline=None)
-def test_after_its_ranges_are_read_every_value_lies_where_the_plan_says(
+def test_after_its_ranges_are_read_every_value_is_at_its_planned_offset(
     case: tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     room_bytes: int,
     gap_bytes: int,
@@ -210,7 +210,7 @@ def test_the_steps_of_groups_are_those_of_whole_super_samples(case: Case) -> Non
 
 @given(cases())
 @settings(max_examples=200, deadline=None)
-def test_no_group_has_more_bytes_than_allowed_unless_it_is_one_sample_and_no_batch_is_cut_in_vain(case: Case) -> None:
+def test_groups_stay_within_their_bytes_except_single_samples_and_batches_are_not_split_needlessly(case: Case) -> None:
     steps = GroupSteps(np.array(case.samples), stretch_of(case, 0), sizes_of, case.group_bytes)
     while (step := steps.next()) is not None:
         for _, group in step.first_uses:

@@ -193,7 +193,7 @@ def test_an_answer_without_a_body_is_whole_with_its_head(status: str) -> None:
     assert (reply.is_error, received, is_last) == (True, bytes(100), False)
 
 
-def test_another_protocol_that_nobody_asked_for_is_a_typed_error() -> None:
+def test_an_unrequested_protocol_is_a_typed_error() -> None:
     with pytest.raises(ServerError):
         play(head("Upgrade: x", "Connection: Upgrade", status="101 Switch"), [])
 

@@ -78,7 +78,7 @@ def test_shuffle_is_taken_as_a_data_loader_takes_it(url: str, shuffle: Any, take
 
 
 @pytest.mark.parametrize("shuffle", [None, True])
-def test_a_loader_in_a_data_loader_is_told_to_be_iterated_over(url: str, shuffle: bool | None) -> None:
+def test_a_loader_in_a_data_loader_is_an_error_with_the_remedy(url: str, shuffle: bool | None) -> None:
     with Loader(url, batch_size=4) as loader, pytest.raises(TypeError, match=r"iterate over the Loader.*StreamDataset"):
         next(iter(DataLoader(loader, batch_size=2, shuffle=shuffle)))  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ def done(*seconds: float, client_seconds: float = 0.0, server_seconds: float = 0
     return Turn(seconds=seconds, size_bytes=10**9, client_seconds=client_seconds, server_seconds=server_seconds)
 
 
-def test_ratios_are_taken_within_a_round_and_their_median_is_told() -> None:
+def test_the_median_of_the_ratios_within_rounds_is_reported() -> None:
     turns = {"plain": [done(1.0), done(2.0), done(8.0)], "serve": [done(2.0), done(2.0), done(10.0)]}
     assert ratio(turns, "serve", "plain") == pytest.approx(0.8)
 

@@ -95,7 +95,7 @@ def test_a_failure_is_raised_at_the_next_call_though_pieces_before_it_still_run(
         ((), None, [], True),
     ],
 )
-def test_what_can_be_counted_is_kept_and_whether_anything_failed_is_told(
+def test_counts_are_kept_and_failures_are_reported(
     lasting: tuple[float, ...], wait_seconds: float | None, counted: list[list[float]], is_whole: bool
 ) -> None:
     async def main() -> None:

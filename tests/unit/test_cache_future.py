@@ -135,7 +135,7 @@ def test_the_needs_of_others_that_share_a_cache_count() -> None:
     assert any(mine == NEVER != others for mine, others, _ in times)
 
 
-def test_of_those_who_read_everything_in_each_epoch_only_the_epoch_of_a_use_is_told() -> None:
+def test_for_full_reads_only_the_epoch_of_the_next_use_is_known() -> None:
     partition = RankSharding(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
     positions = PositionRange(order=OrderConfig(seed=1, window=2, lanes=2), sharding=partition, end_epoch=2)
     together = AccessForecast(SAMPLES, positions, others=[replace(partition, rank=1)])

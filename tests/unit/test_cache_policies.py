@@ -82,7 +82,7 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
     assert 7 not in residents
 
 
-def test_what_is_there_is_not_added_twice_and_evicts_nobody(made: Any) -> None:
+def test_a_present_entry_is_not_added_twice_and_evicts_nothing(made: Any) -> None:
     policy, _ = made([1, 2, 1, 2])
     residents = CacheEntries(policy, 2)
     assert [residents.offer(key) for key in (1, 2, 1)] == [[], [], []]
@@ -130,7 +130,7 @@ def test_replica_aware_evicts_what_others_have_and_is_lru_without_that() -> None
         assert residents.offer("d") == [gone]
 
 
-def test_next_use_keeps_what_is_needed_soonest_and_lets_nobody_in_who_is_needed_later() -> None:
+def test_next_use_keeps_the_entries_that_are_needed_soonest() -> None:
     known = Known(["a", "b", "c", "b", "a", "c"])
     residents = CacheEntries(known.policy(), 2)
     for known.present, key in enumerate("ab"):

@@ -95,7 +95,7 @@ def test_a_trainer_keeps_no_more_than_it_reads() -> None:
     assert dollars("disk of each trainer", few) == pytest.approx(20 * (640 * 0.4e-6 + 5 * 0.08 * 0.1))
 
 
-def test_the_disk_and_the_trainers_memory_are_told_where_they_are_known() -> None:
+def test_the_disk_and_the_trainer_s_memory_are_shown_if_known() -> None:
     found = costs(disk=PRICES.disk("pd-standard"), trainer=PRICES.machine("g6.xlarge"))
     assert dollars("disk of each trainer", disk=PRICES.disk("pd-standard")) == pytest.approx(FILL + 10 * 0.04 * 0.1)
     assert found["disk of each trainer"].limit == "the disk's rate; each trainer fills its own"

@@ -386,7 +386,7 @@ def test_after_a_fork_both_sides_read(url: str) -> None:
         assert dataset.stats().samples == 2
 
 
-def test_a_copied_bucket_is_told_once_and_a_value_that_is_spoilt_there_is_a_typed_error() -> None:
+def test_a_copied_bucket_is_reported_once_and_a_damaged_value_is_a_typed_error() -> None:
     url = pack_numbers(20)
     with stoker.open(url, fetch=IMPATIENT) as dataset:
         key = dataset.manifest.key(0)

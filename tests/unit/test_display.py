@@ -32,7 +32,7 @@ def test_a_table_is_aligned_and_its_html_is_escaped() -> None:
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in page
 
 
-def test_statistics_are_a_table_of_what_is_wanted() -> None:
+def test_statistics_are_a_table_of_the_main_figures() -> None:
     with Loader(pack_numbers(500), batch_size=50, epochs=1) as loader:
         for _ in loader:
             pass

@@ -84,12 +84,12 @@ def test_a_field_of_another_type_or_out_of_bounds_is_an_error_that_names_it(name
         TAKES[name](JsonFields({"x": value}, "pack event"))
 
 
-def test_what_lies_within_is_named_by_the_way_to_it() -> None:
+def test_nested_fields_are_named_by_their_path() -> None:
     with pytest.raises(EventError, match="the pack event's 'slice''s 'objects' is -1"):
         JsonFields({"slice": {"objects": -1}}, "pack event").nested("slice").integer("objects")
 
 
-def test_a_field_that_nobody_asked_for_is_an_error() -> None:
+def test_an_unknown_field_is_an_error() -> None:
     fields = JsonFields({"a": 1, "supersample_bytes": 2}, "pack event")
     fields.integer("a")
     with pytest.raises(EventError, match="unknown field 'supersample_bytes'"):

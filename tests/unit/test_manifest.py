@@ -273,7 +273,7 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
         ({"version": None}, "no 'version'"),
     ],
 )
-def test_metadata_that_is_missing_or_lies_is_a_format_error(metadata: dict[str, str | None], problem: str) -> None:
+def test_missing_or_wrong_metadata_is_a_format_error(metadata: dict[str, str | None], problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         Manifest.from_bytes(forged(manifest_of([""] * 2), metadata=metadata))
 

@@ -93,7 +93,7 @@ def test_every_module_of_the_wheel_imports_from_the_wheel(wheel: Path) -> None:
     assert len(imported.splitlines()) == len(names)
 
 
-def test_every_entry_point_resolves_to_what_its_group_wants(wheel: Path) -> None:
+def test_every_entry_point_resolves_to_the_type_of_its_group(wheel: Path) -> None:
     program = """
     from importlib.metadata import PathDistribution
     from pathlib import Path

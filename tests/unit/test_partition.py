@@ -85,7 +85,7 @@ def test_a_rank_keeps_to_lanes_of_its_own_where_the_numbers_allow_it() -> None:
 
 
 @pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
-def test_no_full_step_has_more_lanes_under_way_than_are_said_to_be(
+def test_no_full_step_has_more_lanes_in_progress_than_documented(
     samples: int, lanes: int, world_size: int, batch_size: int
 ) -> None:
     for rank, start in product(ranks_of(world_size, samples=40, lanes=lanes, batch_size=batch_size), range(lanes)):

@@ -84,7 +84,7 @@ def test_max_min_leaves_the_cache_with_those_who_save_most_even_if_less_is_train
     assert divided("greedy", 100, 7.0, first, second).rate > found.rate
 
 
-def test_equal_parts_that_somebody_cannot_use_go_to_the_others() -> None:
+def test_unusable_equal_parts_go_to_the_others() -> None:
     found = divided("equal", 900, 11.0, LARGE, SLOW, FAST)
     assert caches(found) == [700, 100, 100]
     assert found.shares[0].bytes_per_second == pytest.approx(6.0)

@@ -68,7 +68,7 @@ def test_who_finds_the_cache_of_another_job_warm_begins_with_it() -> None:
     assert found == pytest.approx({"one": 40.0, "two": 35.0})
 
 
-def test_nothing_is_kept_of_data_that_nobody_reads() -> None:
+def test_unread_data_is_not_kept() -> None:
     one, two = job("one", 100, 10.0, "same"), job("two", 100, 10.0, "same")
     found = ends(submitted(one, epochs=1), submitted(two, epochs=1, seconds=25.0))
     assert found == pytest.approx({"one": 20.0, "two": 45.0})

@@ -69,7 +69,7 @@ def test_json_has_what_the_files_have(capsys: pytest.CaptureFixture[str], tmp_pa
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_said_of_caches_holds() -> None:
+def test_documented_claims_about_caches_hold() -> None:
     found = outcome("ddp")
     (table,) = found.tables
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -155,7 +155,7 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_to_be() -> None:
+def test_our_tier_exceeds_infinicache_s_availability_at_lower_cost_as_documented() -> None:
     cases, cheapest, by_objects = map(rows_of, outcome("warm-tier").tables)
     assert {row["mean life min"] for row in cases} == {30, 60, 444}
     above = {
@@ -190,7 +190,7 @@ def test_a_scenario_is_written_as_an_experiment_is(tmp_path: Path, capsys: pytes
     assert "requests" in capsys.readouterr().out
 
 
-def test_a_scenario_with_prices_of_nobody_is_refused_before_it_is_run(tmp_path: Path) -> None:
+def test_a_scenario_with_unknown_prices_is_refused_before_it_is_run(tmp_path: Path) -> None:
     text = "bucket.prices_of = 'ftp://x'\ndataset = { super_samples = 1, samples = 1, super_sample_bytes = 1 }\n"
     text += "node.batch_size = 1\n"
     (tmp_path / "dear.toml").write_text(text)

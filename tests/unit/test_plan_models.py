@@ -144,7 +144,7 @@ def test_recorded_durations_are_drawn_as_they_were() -> None:
     assert drawn == {0.1, 0.4}
 
 
-def test_so_many_are_late() -> None:
+def test_the_given_fraction_of_requests_is_late() -> None:
     rng = random.Random(2)
     late = LateTail(Constant(0.1), 0.05, 2.0)
     assert sum(late.draw(rng) > 1.0 for _ in range(10_000)) == pytest.approx(500, rel=0.2)

@@ -223,7 +223,7 @@ def test_each_kind_of_bad_setting_is_found_and_mended(name: str, bad: PlannedTra
     assert by_name[name].command
 
 
-def test_what_cannot_run_is_told_so_and_given_a_memory_that_can() -> None:
+def test_an_impossible_plan_is_reported_with_a_sufficient_memory() -> None:
     found, by_name = advised(workload(memory=2 * MIB, window=8))
     assert found.given is None
     assert "give memory=" in found.refused
@@ -429,7 +429,7 @@ def test_no_disk_is_advised_that_has_no_room_for_a_super_sample_of_each_rank() -
 
 
 @pytest.mark.parametrize("folder", ["", "/mnt/a?b", '/mnt/a"b'])
-def test_a_folder_that_no_cache_can_be_told_is_refused(folder: str) -> None:
+def test_a_folder_that_no_url_can_name_is_refused(folder: str) -> None:
     with pytest.raises(ConfigError, match="disk_folder"):
         Resources(memory_bytes=MIB, disk_bytes=1, disk_folder=folder)
 

@@ -42,7 +42,7 @@ def model(first_byte: float = 0.03, rate: float = 50e6, errors: float = 0.0) -> 
 
 @pytest.mark.parametrize("rate", [5e6, 50e6, 500e6])
 @pytest.mark.parametrize("first_byte", [0.002, 0.1])
-def test_first_byte_and_rate_of_a_connection_are_told_apart(rate: float, first_byte: float) -> None:
+def test_first_byte_and_rate_of_a_connection_are_estimated_separately(rate: float, first_byte: float) -> None:
     found = probed(model(first_byte, rate))
     assert found.median_seconds == pytest.approx(first_byte, rel=0.2)
     assert found.connection_bytes_per_second == pytest.approx(rate, rel=0.02)
@@ -55,7 +55,7 @@ def test_a_full_link_is_measured(node: float) -> None:
     assert found.total_bytes_per_second == pytest.approx(node, rel=0.05)
 
 
-def test_a_link_that_is_never_full_is_at_least_what_was_seen() -> None:
+def test_an_unsaturated_link_is_estimated_at_least_at_the_observed_rate() -> None:
     found = probed(model(rate=5e6))
     assert not found.is_saturated
     assert found.total_bytes_per_second == pytest.approx(found.connections * 5e6, rel=0.02)
@@ -121,7 +121,7 @@ def test_late_answers_cost_a_probe_neither_its_limits_nor_a_tail_of_time(tail: s
         assert found.seconds < 15.0, seed
 
 
-def test_how_many_answers_are_late_is_told_from_all_requests() -> None:
+def test_the_fraction_of_late_responses_is_estimated_from_all_requests() -> None:
     found = [probed(late("5% of 2 s"), 600e6, seed=seed) for seed in range(30)]
     counted = [len(each.first_byte_seconds) for each in found]
     assert min(counted) > 50

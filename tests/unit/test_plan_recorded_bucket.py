@@ -34,7 +34,7 @@ def test_first_bytes_are_the_stores(tmp_path: Path) -> None:
     assert max(latency.seconds) > 1.5 * median(latency.seconds)
 
 
-def test_the_first_bytes_of_a_trace_are_the_same_whoever_reads_them(tmp_path: Path) -> None:
+def test_the_first_bytes_of_a_trace_are_the_same_for_all_readers(tmp_path: Path) -> None:
     latency = recorded_latency(recorded(tmp_path, Weather(tail_sigma=0.3), ALONE))
     assert read_durations(tmp_path / "trace.json").seconds == pytest.approx(latency.seconds)
 

@@ -61,7 +61,7 @@ def test_what_is_left_out_has_the_defaults(tmp_path: Path) -> None:
     assert scenario.caches == []
 
 
-def test_what_is_said_is_taken(tmp_path: Path) -> None:
+def test_given_figures_are_used(tmp_path: Path) -> None:
     (tmp_path / "seconds.json").write_text("[0.1, 0.2]")
     text = """
         nodes = 4
@@ -277,7 +277,7 @@ def test_a_cache_of_one_super_sample_is_none_too_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["bucket.total_bytes_per_second = 1000", "bucket.error_fraction = 0.999"])
-def test_a_bucket_that_nobody_could_train_from_is_refused_with_its_figures(tmp_path: Path, line: str) -> None:
+def test_an_unusably_slow_bucket_is_refused_with_its_figures(tmp_path: Path, line: str) -> None:
     scenario = read_scenario(written(tmp_path, f"{line}\n{LEAST}")).scenario
     figure = line.removeprefix("bucket.").replace(" = ", "=")
     with pytest.raises(ConfigError, match=rf"super-samples of up to 1\.00 MiB: BucketModel\(.*{figure}"):

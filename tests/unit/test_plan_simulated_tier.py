@@ -39,7 +39,7 @@ def timed(cache: Tier, *refs: ObjectRef) -> tuple[list[bool], float]:
     return run_virtual(main())
 
 
-def test_what_is_not_here_is_told_at_once() -> None:
+def test_a_missing_program_is_reported_at_once() -> None:
     assert timed(tier(), SMALL) == ([False], 0.0)
 
 

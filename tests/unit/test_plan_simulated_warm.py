@@ -164,7 +164,7 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     assert f"costs ${run.warm.cost(prices.function('lambda')).dollars:.3g}" in said
 
 
-def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: Path) -> None:
+def test_missing_figures_are_those_of_a_proxy_and_given_ones_are_used(tmp_path: Path) -> None:
     assert scenario_of(tmp_path, "").warm is None
     assert scenario_of(tmp_path, "[warm]\n").warm == WarmTierModel()
     warm = scenario_of(

@@ -56,11 +56,11 @@ def test_functions_and_containers_say_it_themselves(tmp_path: Path) -> None:
     assert detect_region(said, tmp_path) == MachineRegion(region="eu-west-1", source="AWS_REGION")
 
 
-def test_a_region_that_somebody_configured_is_not_where_the_machine_is(tmp_path: Path) -> None:
+def test_a_configured_region_is_not_taken_for_the_machine_s(tmp_path: Path) -> None:
     assert detect_region({"AWS_REGION": "eu-west-1"}, tmp_path) == MachineRegion()
 
 
-def test_a_machine_of_no_cloud_asks_nobody(tmp_path: Path) -> None:
+def test_a_machine_outside_clouds_sends_no_metadata_request(tmp_path: Path) -> None:
     with metadata({}) as (url, asked):
         assert detect_region({}, vendor(tmp_path, "QEMU"), url, url) == MachineRegion()
     assert asked == []
@@ -88,7 +88,7 @@ def test_google_names_a_zone_of_the_region(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", [{}, {("PUT", "/latest/api/token"): "t\r\nHost: x"}])
-def test_a_service_that_talks_nonsense_is_not_believed(tmp_path: Path, answers: dict[tuple[str, str], str]) -> None:
+def test_malformed_metadata_answers_are_ignored(tmp_path: Path, answers: dict[tuple[str, str], str]) -> None:
     with metadata(answers) as (url, _):
         assert detect_region({}, vendor(tmp_path, "Amazon EC2"), url) == MachineRegion()
 
@@ -97,7 +97,7 @@ def test_a_service_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
     assert detect_region({}, vendor(tmp_path, "Amazon EC2"), NOBODY) == MachineRegion()
 
 
-def test_a_service_that_speaks_no_http_is_not_believed(tmp_path: Path) -> None:
+def test_metadata_answers_without_http_are_ignored(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def greet() -> None:

@@ -121,7 +121,7 @@ def test_a_disk_is_billed_by_gb_and_month() -> None:
     assert Prices.load().disk("pd-standard").storage_dollars(100 * GB_BYTES, months=0.5) == pytest.approx(2.0)
 
 
-def test_a_file_without_machines_and_disks_is_valid_and_asking_for_them_says_so(tmp_path: Path) -> None:
+def test_a_file_without_machines_and_disks_is_valid_and_their_prices_are_an_error(tmp_path: Path) -> None:
     path = changed(tmp_path, PACKAGED[PACKAGED.index("# Whole machines") :], "")
     prices = Prices.load(path)
     assert prices.function("lambda").dollars_per_request == 0.0000002

@@ -123,7 +123,7 @@ def described(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_docstrings_of_public_names_send_nobody_to_private_modules(name: str) -> None:
+def test_docstrings_of_public_names_do_not_refer_to_private_modules(name: str) -> None:
     module = import_module(name)
     found = [(name, str(module.__doc__))]
     for each in module.__all__:

@@ -104,7 +104,7 @@ def test_packing_has_more_patience(caplog: pytest.LogCaptureFixture) -> None:
     assert "s3://bucket/x: the connection broke" in caplog.text
 
 
-def test_operations_at_once_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_concurrent_operations_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def together(store: RetryingStore) -> None:
         await asyncio.gather(*(store.get("x") for _ in range(20)))
 
@@ -113,14 +113,14 @@ def test_operations_at_once_are_told_of_once(caplog: pytest.LogCaptureFixture) -
     assert 3 <= len(caplog.messages) <= 5
 
 
-def test_a_short_failure_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_failure_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="stoker"):
         run(Out(fresh_store(), out_seconds=5.0), OPERATIONS["get"])
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("asked_seconds", [120.0, 7200.0])
-def test_a_wait_beyond_the_deadline_is_cut_and_told(asked_seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_beyond_the_deadline_is_cut_and_logged(asked_seconds: float, caplog: pytest.LogCaptureFixture) -> None:
     asks = ThrottledError("slow down", retry_after_seconds=asked_seconds)
     store = Out(fresh_store(), asks)
     with caplog.at_level(logging.WARNING, logger="stoker"):

@@ -86,7 +86,7 @@ def test_a_view_longer_than_a_slot_is_refused() -> None:
         ring.view(slot, 101)
 
 
-def test_a_child_sees_what_its_parent_wrote_through_the_shared_mapping() -> None:
+def test_a_child_reads_its_parent_s_writes_through_the_shared_mapping() -> None:
     ring = Ring(1, 8)
     slot = ring.acquire()
     assert slot is not None

@@ -223,7 +223,7 @@ def test_a_row_that_is_not_there_is_an_index_error() -> None:
         ("schema", Schema({"x": Array("uint8"), "y": Array("uint8")}).to_json(), "not those of the schema"),
     ],
 )
-def test_metadata_that_is_missing_or_lies_is_a_format_error(key: str, value: str | None, problem: str) -> None:
+def test_missing_or_wrong_metadata_is_a_format_error(key: str, value: str | None, problem: str) -> None:
     def change(metadata: dict[str, str]) -> None:
         metadata.pop(key) if value is None else metadata.update({key: value})
 

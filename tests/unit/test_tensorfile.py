@@ -62,7 +62,7 @@ def test_the_length_is_checked_before_the_header_is_there() -> None:
         parse_length(b"\xff" * 8, 1 << 60)
 
 
-def test_a_header_cut_off_says_so() -> None:
+def test_a_truncated_header_is_reported() -> None:
     file = file_of({"x": entry([1], 0, 1)}, b"x")
     with pytest.raises(FormatError, match=r"is cut off after 20"):
         parse_header(file[:20], len(file))
@@ -147,7 +147,7 @@ def test_what_is_accepted_safetensors_reads_too_with_the_same_shapes(name: str) 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_header_that_lies_or_is_malformed_is_refused(name: str) -> None:
+def test_a_wrong_or_malformed_header_is_refused(name: str) -> None:
     with pytest.raises(FormatError) as refused:
         parsed(REFUSED[name])
     assert len(str(refused.value)) < 400

@@ -118,7 +118,7 @@ def test_a_folder_in_the_place_of_a_file_costs_that_object_only(tmp_path: Path) 
     running(check)
 
 
-def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
+def test_a_removed_file_is_a_miss(tmp_path: Path) -> None:
     async def check() -> None:
         tier = await opened(tmp_path)
         await offer(tier, 1)
@@ -131,9 +131,7 @@ def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
     running(check)
 
 
-def test_a_folder_that_somebody_removed_ends_admission_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removed_folder_only_ends_admission(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         path = tmp_path / "cache"
         tier = await opened(path)
@@ -209,7 +207,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, caplog: p
     assert "others may write to it" in caplog.text
 
 
-def test_a_path_that_is_a_file_is_told_once_and_costs_hits_only(
+def test_a_path_that_is_a_file_is_reported_once_and_only_costs_hits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -332,7 +330,7 @@ def test_a_reserve_of_the_disk_is_left_free_and_admission_goes_on_when_there_is_
     assert "nearly full" in caplog.text
 
 
-def test_what_nobody_uses_of_other_data_sets_goes_when_its_room_is_needed(
+def test_unused_objects_of_other_data_sets_are_evicted_when_space_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check() -> None:

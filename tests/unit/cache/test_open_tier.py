@@ -46,7 +46,7 @@ def test_the_plug_in_of_the_scheme_gets_url_store_and_number_of_processes(monkey
     assert getattr(tier, "store", None) is STORE
 
 
-def test_a_scheme_that_nobody_registers_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unregistered_scheme_is_refused_with_the_registered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"the scheme 'ftp'; installed: .*warm, warm\+gcf, warm\+lambda; .* stoker.tiers"
     ):

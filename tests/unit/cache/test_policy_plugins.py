@@ -74,7 +74,7 @@ def test_a_tier_keeps_by_the_policy_of_a_plug_in(kind: str, tmp_path: Path) -> N
     assert asyncio.run(check()) == [0, 1, 5]
 
 
-def test_a_plug_in_is_told_when_keys_are_needed_next() -> None:
+def test_a_plug_in_learns_when_keys_are_needed_next() -> None:
     known = future()
     policy = policy_factory("lifo")(known)
     assert isinstance(policy, LastInFirstOut)
@@ -86,7 +86,7 @@ def test_a_setting_names_it() -> None:
     assert policy_names() == (*POLICIES, "broken", "empty", "liar", "lifo", "number")
 
 
-def test_a_name_that_nobody_registers_is_refused_with_those_that_are() -> None:
+def test_an_unregistered_name_is_refused_with_the_registered_ones() -> None:
     with pytest.raises(ConfigError, match=r"fifo, broken, empty, liar, lifo, number, not 'mru'; .* stoker.cache_pol"):
         CacheSpec.parse("memory:?limit=1GB&policy=mru")
 

@@ -36,7 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> 
     return capsys.readouterr().err
 
 
-def test_each_job_is_told_its_cache_its_bandwidth_its_rate_and_what_bounds_it(
+def test_each_job_gets_its_cache_bandwidth_rate_and_bottleneck(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = divided(capsys, written(tmp_path, CLUSTER + SLOW + FAST))

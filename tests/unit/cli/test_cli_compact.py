@@ -52,7 +52,7 @@ def test_small_super_samples_become_large_ones(tmp_path: Path, capsys: pytest.Ca
     assert read(tmp_path) == (1, list(range(60)))
 
 
-def test_how_large_they_should_be_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_their_size_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_versions(tmp_path)
     assert main(["compact", "--super-sample-bytes", "3KiB", str(tmp_path)]) == 0
     count, labels = read(tmp_path)
@@ -89,7 +89,7 @@ async def appended(folder: Path, samples: list[dict[str, object]]) -> None:
     await store.close()
 
 
-def test_where_there_is_no_data_set_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_data_set_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compact", str(tmp_path)]) == 1
     assert "no data set" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -117,7 +117,7 @@ def test_a_figure_of_back_ups_is_accepted_with_a_warning_and_costs_nothing(
     assert warned == ["back_up_every has no effect", "back_up_seconds has no effect"]
 
 
-def test_cloud_run_has_one_processor_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cloud_run_has_one_processor_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--function", "cloud-run", "--calls", 1000, "--call-seconds", 4)
     assert bill(capsys, *asked)["total"] == pytest.approx(0.1137, abs=1e-4)
     assert bill(capsys, *asked, "--function-vcpus", 2)["functions: processors"] == pytest.approx(8000 * 0.000024)
@@ -283,7 +283,7 @@ def test_a_comparison_as_json_has_places_their_lines_and_the_workload(capsys: py
         assert tier["dollars"] == pytest.approx(sum(part["dollars"] for part in tier["parts"]))
 
 
-def test_what_has_no_price_is_said_and_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_prices_are_named_and_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = (row for row in shown(capsys, *COMPARED, "--store", "gs").splitlines() if row.startswith("managed"))
     assert row.endswith("the price file has no price for us-central1")
     assert "no price " in row

@@ -208,7 +208,7 @@ def test_debug_lets_the_error_through(arguments: list[str]) -> None:
         cli.main(arguments)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"stoker {__version__}\n"
@@ -311,7 +311,7 @@ def test_where_a_function_serves_nothing_the_address_is_what_is_wrong(capsys: py
     assert f"there is no data set at {wrong}; check the address, which ends with /v1/NAME" in capsys.readouterr().err
 
 
-def test_an_address_of_the_web_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_web_address_is_refused_with_the_missing_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "https://host/v1/train"]) == 2
     assert "stoker+https:// for a data set that a function serves" in capsys.readouterr().err
 

@@ -47,7 +47,7 @@ def test_the_first_sample_is_shown_before_it_is_packed(
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.tar.gz"])
-def test_a_table_or_archive_is_packed_only_if_it_is_said_to_be_a_file(
+def test_a_table_or_archive_is_packed_only_if_it_is_declared_a_file(
     name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / name).write_bytes(b"anything")

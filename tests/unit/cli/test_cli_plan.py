@@ -132,7 +132,7 @@ def test_wrong_usage_is_2(tmp_path: Path, wrong: list[str]) -> None:
     assert raised.value.code == 2
 
 
-def test_where_there_is_no_data_set_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_data_set_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(tmp_path), "--gpu-rate", "1"]) == 1
     assert "stoker pack" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ def data_only(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_lies_there_is_counted_and_the_option_that_takes_it_in_named(
+def test_existing_objects_are_counted_and_the_option_to_include_them_is_named(
     data_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = len(list(data_only.glob("data/*/*")))
@@ -35,9 +35,7 @@ def test_what_lies_there_is_counted_and_the_option_that_takes_it_in_named(
     assert "200 samples" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_gap_among_what_is_adopted_is_told_with_exit_code_1(
-    data_only: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gap_among_adopted_super_samples_exits_with_1(data_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sorted(data_only.glob("data/*/*"))[3].unlink()
     assert main(["rebuild-manifest", "--adopt", str(data_only)]) == 1
     lines = capsys.readouterr().out.splitlines()

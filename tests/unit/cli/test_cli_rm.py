@@ -58,7 +58,7 @@ def test_without_a_terminal_it_needs_yes(
     assert capsys.readouterr().err == ""
 
 
-def test_other_files_and_their_folders_stay_and_are_told_of(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_and_their_folders_stay_and_are_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(url) / "data" / "mine").write_text("mine")
     (Path(url) / "notes").mkdir()
     assert main(["rm", url, "--yes"]) == 0

@@ -87,8 +87,6 @@ def test_what_is_not_there_is_named(
     assert said in refused(capsys, *arguments, "--out", str(tmp_path))
 
 
-def test_a_bucket_that_nobody_could_train_from_is_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unusably_slow_bucket_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = written(tmp_path / "a.toml", "bucket.total_bytes_per_second = 1000")
     assert "total_bytes_per_second=1000.0" in refused(capsys, name, "--json")

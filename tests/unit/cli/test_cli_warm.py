@@ -387,7 +387,7 @@ def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
 
 
 @pytest.mark.parametrize("action", ["status", "bench"])
-def test_a_proxy_that_is_not_there_is_said_to_be_so(
+def test_an_unreachable_proxy_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())

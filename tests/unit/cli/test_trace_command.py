@@ -146,7 +146,7 @@ def test_without_what_draws_the_extra_is_named(
     assert "stoker[plan]" in capsys.readouterr().err
 
 
-def test_what_is_no_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("{}")
     assert main(["trace", "view", str(tmp_path / "x")]) == 2
     assert main(["trace", "view", str(tmp_path / "none")]) == 2

@@ -85,7 +85,7 @@ def test_every_base_is_pinned_by_digest(dockerfile: Path) -> None:
 @pytest.mark.parametrize(
     ("dockerfile", "name"), [(file, name) for file in DOCKERFILES for name in final(file)], ids=str
 )
-def test_an_image_runs_as_nobody_and_has_nothing_that_builds(dockerfile: Path, name: str) -> None:
+def test_an_image_runs_as_nobody_and_has_no_build_tools(dockerfile: Path, name: str) -> None:
     line = line_of(dockerfile, name)
     users = [rest for stage in line for instruction, rest in reversed(stage.instructions) if instruction == "USER"]
     assert users[0].split(":")[0].isdecimal()

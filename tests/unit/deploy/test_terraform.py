@@ -98,7 +98,7 @@ def test_the_provider_is_bound_to_a_major_version() -> None:
     assert re.fullmatch(r"~> \d+\.\d+", providers["google"]["version"])
 
 
-def test_nobody_unnamed_has_any_access(resources: dict[str, Blocks]) -> None:
+def test_only_named_principals_have_access(resources: dict[str, Blocks]) -> None:
     granted = [(name, body) for name, body in bodies(resources) if "_iam_" in name and "custom_role" not in name]
     assert len(granted) > 10
     for name, body in granted:
@@ -361,7 +361,7 @@ def test_in_a_private_network_nodes_dial_the_port_of_proxies_and_nothing_else(re
     assert {f"${{google_compute_firewall.{name}}}" for name in outwards} <= set(waits), "or nodes may dial before"
 
 
-def test_proxies_are_dialled_from_where_nodes_are_and_by_nobody_else(resources: dict[str, Blocks]) -> None:
+def test_only_nodes_may_connect_to_proxies(resources: dict[str, Blocks]) -> None:
     (rule,) = (each for each in resources["google_compute_firewall"].values() if each["direction"] == "INGRESS")
     assert rule["allow"] == [{"protocol": "tcp", "ports": ["${tostring(var.warm_port)}"]}]
     assert rule["source_ranges"] == ["${data.google_compute_subnetwork.warm[each.key].ip_cidr_range}"]

@@ -161,7 +161,7 @@ def test_a_task_that_is_lost_at_every_attempt_fails_and_the_rest_is_carried_out(
     assert (report.tasks, report.failed) == (19, 1)
 
 
-def test_where_every_task_failed_there_are_no_others_to_speak_of() -> None:
+def test_an_error_of_all_tasks_mentions_no_others() -> None:
     async def behave(number: int, _: int) -> Answer:
         raise FunctionError("work", "SchemaError", "no label")
 
@@ -183,7 +183,7 @@ def test_an_error_of_a_function_is_not_tried_again_and_the_rest_is_carried_out()
     assert "part 19: the function work failed with SchemaError: part 19 has no label; and 10 more" in str(outcome)
 
 
-def test_an_error_that_many_tasks_share_is_told_once() -> None:
+def test_an_error_of_many_tasks_is_shown_once() -> None:
     async def behave(number: int, _: int) -> Answer:
         if number == 9:
             raise FunctionError("work", "SchemaError", "there is no label")

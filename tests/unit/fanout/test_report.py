@@ -27,7 +27,7 @@ def test_processors_that_are_charged_for_apart_are_in_the_dollars() -> None:
     assert tally.report([], 0, 1.0).dollars == pytest.approx(dollars)
 
 
-def test_what_calls_in_vain_cost_is_reckoned_from_their_time() -> None:
+def test_the_cost_of_failed_calls_is_estimated_from_their_duration() -> None:
     tally = FanoutCounters(LAMBDA)
     tally.count_answer(Answer(result={}, billed_seconds=1.0, memory_bytes=2 * GB_BYTES, is_cold=False))
     tally.count_failure(10.0)
@@ -90,7 +90,7 @@ def test_an_account_of_requests_that_is_none_adds_nothing(nonsense: object) -> N
     assert tally.report([], 0, 1.0).requests == 0
 
 
-def test_large_bills_are_told_in_cents() -> None:
+def test_large_bills_are_shown_in_cents() -> None:
     tally = FanoutCounters(LAMBDA)
     tally.count_answer(Answer(result={}, billed_seconds=1e8, memory_bytes=GB_BYTES, is_cold=False))
     assert "$1,666.67 for functions" in tally.report([], 0, 1.0).lines()[-1]

@@ -59,7 +59,7 @@ def test_grows_again_when_the_link_does() -> None:
     assert max(limits) == 64
 
 
-def test_does_not_grow_while_nobody_waits_for_a_permit() -> None:
+def test_the_limit_does_not_grow_without_waiters() -> None:
     aimd = AimdLimit(start=4, min_limit=1, max_limit=64)
     drive(aimd, link_rate=1e12, completions=2000, saturated=False)
     assert aimd.limit == 4

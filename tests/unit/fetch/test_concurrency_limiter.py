@@ -73,7 +73,7 @@ def test_a_cancelled_wait_holds_no_permit(cancel_before_grant: bool) -> None:
     run_virtual(main())
 
 
-def test_a_lower_limit_lets_nobody_in_until_enough_have_left() -> None:
+def test_a_lower_limit_admits_no_waiter_until_enough_have_left() -> None:
     async def main() -> None:
         aimd = AimdLimit(start=4, min_limit=1, max_limit=4)
         gate = Limiter(aimd.limit)

@@ -111,7 +111,7 @@ def test_an_overwritten_object_is_an_error_whatever_its_size(body: bytes) -> Non
     run_virtual(main())
 
 
-def test_an_object_without_a_tag_is_told_by_its_size() -> None:
+def test_an_object_without_a_tag_is_identified_by_its_size() -> None:
     async def main() -> None:
         bench = Bench()
         bench.ref = ObjectRef(key="x", size_bytes=len(BODY) - 1, crc32c=crc32c(BODY[:-1]))
@@ -224,7 +224,7 @@ def test_a_tier_that_cannot_help_does_no_harm_and_is_offered_the_bytes(
     run_virtual(main())
 
 
-def test_ranges_land_where_the_caller_wants_them_in_a_slot_it_keeps() -> None:
+def test_ranges_are_read_to_the_caller_s_offsets_in_its_slot() -> None:
     async def main() -> None:
         bench = Bench("corrupt")
         slot = bench.ring.acquire()

@@ -52,7 +52,7 @@ def test_nothing_is_expected_before_four_transfers() -> None:
     assert times.expected_seconds(100) == pytest.approx(0.5)
 
 
-def test_first_byte_and_rate_are_told_apart_where_sizes_differ() -> None:
+def test_first_byte_and_rate_are_estimated_separately_if_sizes_differ() -> None:
     times = TransferTimes()
     rng = random.Random(1)
     for _ in range(64):

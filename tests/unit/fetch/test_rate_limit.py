@@ -20,7 +20,7 @@ RATE = 1e6
 OBJECTS = {f"{number}": random.Random(number).randbytes(50_000) for number in range(40)}
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_there_is_no_wait() -> None:
     async def main() -> None:
         limit = RateLimit(None)
         for _ in range(100):
@@ -30,7 +30,7 @@ def test_without_a_limit_nobody_waits() -> None:
     run_virtual(main())
 
 
-def test_the_first_to_come_is_the_first_and_nobody_starves() -> None:
+def test_permits_are_granted_in_order_of_arrival() -> None:
     async def main() -> None:
         limit, order = RateLimit(RATE), list[int]()
 

@@ -17,7 +17,7 @@ def steps() -> SuperSampleSteps:
     return SuperSampleSteps(SAMPLES, PositionRange(order=OrderConfig(window=2), sharding=partition, end_epoch=2))
 
 
-def test_an_item_is_told_of_when_the_next_one_is_asked_for_and_the_last_at_the_end() -> None:
+def test_an_item_is_reported_at_the_next_request_and_the_last_one_at_the_end() -> None:
     taken: list[tuple[int, int, int]] = []
     queue = StepQueue(steps(), lambda *each: taken.append(each))
     planned, given = steps(), []

@@ -121,7 +121,7 @@ def test_a_late_tier_that_then_cannot_leaves_it_to_the_store(answer: bool | Exce
     run_virtual(main())
 
 
-def test_a_tier_with_a_fault_costs_a_read_of_the_store_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_faulty_tier_costs_a_store_read_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(Warm):
         def offer(self, ref: ObjectRef, data: memoryview) -> None:
             raise KeyError(ref.key)
@@ -356,7 +356,7 @@ def test_a_sick_place_of_a_tier_is_left_alone_and_the_others_are_read() -> None:
     run_virtual(main())
 
 
-def test_a_tier_is_told_of_bytes_that_were_wrong() -> None:
+def test_a_tier_is_notified_of_wrong_bytes() -> None:
     async def main() -> None:
         tier = Places(after(0.01, body=BODY[::-1]))
         place = bench(tier)

@@ -138,7 +138,7 @@ def test_an_instance_keeps_its_loop_and_connections_from_one_invocation_to_the_n
     assert len(aws._instance()[0]._stores) == 1
 
 
-def test_a_setting_that_is_wrong_is_told_at_every_invocation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_setting_is_reported_at_every_invocation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_TIMEOUT_SECONDS", "soon")
     for _ in range(2):
         with pytest.raises(ConfigError, match="STOKER_TIMEOUT_SECONDS"):

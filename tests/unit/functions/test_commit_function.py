@@ -176,7 +176,7 @@ async def merge_now(place: Place, keep: list[str]) -> None:
         await merge(store, catalog, now_seconds=1e9)
 
 
-def test_a_job_is_committed_whole_in_its_order_and_by_nobody_else() -> None:
+def test_a_job_is_committed_whole_in_order_and_only_by_itself() -> None:
     async def main() -> None:
         place = Place()
         parts = [await packed(place, range(n, n + 10), job=JOB, is_remembered=False) for n in (20, 0, 10)]

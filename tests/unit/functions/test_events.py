@@ -55,7 +55,7 @@ def test_what_is_no_commit_event_says_why(event: Any, problem: str) -> None:
         read_commit_event(event)
 
 
-def test_a_compaction_makes_super_samples_of_eight_mebibytes_unless_it_is_told_otherwise() -> None:
+def test_a_compaction_makes_super_samples_of_eight_mebibytes_by_default() -> None:
     assert read_compact_event({"dataset": "d"}) == ("d", 8 << 20)
     assert read_compact_event({"dataset": "d", "super_sample_bytes": 1})[1] == 1
     assert read_compact_event({"dataset": "d", "super_sample_bytes": 32 << 20})[1] == 32 << 20

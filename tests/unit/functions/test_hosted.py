@@ -143,7 +143,7 @@ def test_objects_that_are_announced_within_a_second_are_one_run_and_a_bad_one_fa
     run_virtual(main())
 
 
-def test_one_batch_is_packed_at_a_time_and_what_waits_too_long_is_told_in_time() -> None:
+def test_batches_are_packed_one_at_a_time_and_late_ones_fail_in_time() -> None:
     async def main() -> None:
         place = Place()
         instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=20.0)

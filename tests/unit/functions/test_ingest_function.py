@@ -398,7 +398,7 @@ def test_the_first_tar_of_all_is_opened_as_often_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("kind", ["files", "webdataset"])
-def test_what_was_taken_in_before_somebody_else_created_the_data_set_is_in_it(kind: str) -> None:
+def test_samples_ingested_before_another_process_created_the_data_set_are_in_it(kind: str) -> None:
     async def main() -> None:
         place = S3Place()
         store, data = open_store(place.raw), open_store(place.dataset)
@@ -498,7 +498,7 @@ def test_a_store_that_fails_keeps_every_message() -> None:
     asyncio.run(main())
 
 
-def test_a_deployment_that_takes_in_nothing_says_so() -> None:
+def test_a_deployment_without_ingestion_refuses_events() -> None:
     async def main() -> None:
         with pytest.raises(ConfigError, match="STOKER_INGEST is not set"):
             await ingested(S3Place(), event(), ingest=None)

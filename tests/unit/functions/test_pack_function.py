@@ -102,7 +102,7 @@ def test_it_stops_before_the_deadline_and_the_same_event_goes_on_to_the_same_obj
     run_virtual(main())
 
 
-def test_an_invocation_that_comes_to_nothing_says_so_instead_of_going_round_for_ever() -> None:
+def test_an_invocation_without_progress_fails_instead_of_repeating_for_ever() -> None:
     async def main() -> None:
         place = Place()
         event = place.part(await place.put(range(20))).to_json()

@@ -199,7 +199,7 @@ def test_a_record_that_redis_evicted_is_written_again_where_its_progress_was_not
     with_deployment(server, main)
 
 
-def test_a_run_with_an_object_of_somebody_else_does_not_keep_the_others_from_their_commit(
+def test_a_run_with_a_foreign_object_does_not_block_the_commit_of_others(
     server: RedisServer,
 ) -> None:
     async def main(place: Place, opened: Deployment) -> None:

@@ -118,7 +118,7 @@ def test_a_secret_in_the_wrong_place_is_refused_without_repeating_it(name: str, 
 
 
 @pytest.mark.parametrize("source", ["s3://b", "s3://b/", "s3://b/data", "s3://b/data/train"])
-def test_where_raw_objects_are_taken_in_no_data_set_lies_among_them(source: str) -> None:
+def test_no_data_set_may_lie_among_ingested_raw_objects(source: str) -> None:
     environ = {"STOKER_DATASETS": "o=s3://other train=s3://b/data/train", "STOKER_SOURCES": f"s3://raw {source}"}
     assert DeploymentSettings.from_environment(environ).sources == ("s3://raw", source)
     with pytest.raises(ConfigError, match="without end"):
@@ -154,9 +154,7 @@ def test_secrets_do_not_show() -> None:
         ("s3://b/train", ["s3://b/train/../train"], ["s3://b/x/../train", "s3://b/%74rain"]),
     ],
 )
-def test_what_lies_at_a_place_or_below_it_is_allowed_and_nothing_else(
-    root: str, inside: list[str], outside: list[str]
-) -> None:
+def test_only_urls_at_or_below_a_permitted_place_are_allowed(root: str, inside: list[str], outside: list[str]) -> None:
     found = DeploymentSettings(datasets={"train": root}, sources=(root,))
     for ask in (found.dataset, found.source):
         for url in inside:

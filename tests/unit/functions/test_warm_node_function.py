@@ -53,7 +53,7 @@ def test_a_deprecated_variable_is_read_and_logged_and_its_present_name_goes_firs
 @pytest.mark.parametrize(
     "changes", [{"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "192"}, {"STOKER_WARM_SHARD_BYTES": "0"}], ids=str
 )
-def test_a_node_without_memory_for_shards_says_so(changes: dict[str, str]) -> None:
+def test_a_node_without_memory_for_shards_is_an_error(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no room for shards"):
         shard_limit_bytes(settings(**changes))
 
@@ -100,7 +100,7 @@ def test_an_event_that_is_none_of_a_proxy_is_refused(given: object) -> None:
         asyncio.run(called(Deployment(settings()), given))
 
 
-def test_an_instance_that_is_given_two_requests_at_a_time_takes_one_and_google_is_told_to_try_another() -> None:
+def test_an_instance_refuses_a_second_concurrent_request_so_that_google_tries_another() -> None:
     async def check() -> None:
         greeted, left = asyncio.Event(), asyncio.Event()
 

@@ -318,7 +318,7 @@ def test_a_copy_looks_up_and_does_not_fetch() -> None:
         copied.service.fetch([3])
 
 
-def test_a_forked_child_is_told_where_to_fetch() -> None:
+def test_a_forked_child_that_fetches_is_an_error_with_the_remedy() -> None:
     dataset = cached(Squares())
     child = multiprocessing.get_context("fork").Process(target=_fetch_as_child, args=(dataset,))
     child.start()

@@ -153,9 +153,7 @@ def test_a_file_of_another_session_is_a_miss(tmp_path: Path) -> None:
             other.get(0)
 
 
-def test_a_file_that_somebody_removed_is_a_miss_and_no_error_when_its_turn_comes(
-    cache: DiskCache, tmp_path: Path
-) -> None:
+def test_a_removed_file_is_a_miss_and_its_eviction_no_error(cache: DiskCache, tmp_path: Path) -> None:
     for index in range(3):
         cache.put(index, index)
     file_of(tmp_path, 0).unlink()
@@ -224,7 +222,7 @@ def test_encode_and_decode_store_any_type(tmp_path: Path) -> None:
         assert cache.get(0) == {1, 3}
 
 
-def test_an_encode_that_fails_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_failed_encode_is_reported(tmp_path: Path) -> None:
     with (
         DiskCache(tmp_path, 3, encode=sorted, decode=set) as cache,
         pytest.raises(SampleError, match=r"sample 4 .*not iterable") as caught,

@@ -103,7 +103,7 @@ def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
         ahead.next()
 
 
-def test_nothing_is_made_ahead_nor_said_where_the_interpreter_is_ending() -> None:
+def test_nothing_is_gathered_or_logged_while_the_interpreter_ends() -> None:
     told: list[dict[str, object]] = []
 
     async def main() -> None:

@@ -70,7 +70,7 @@ def test_workers_agree_when_one_begins_while_another_finds_out(
     assert turn == (begun[0] if begun else board.begin(other))
 
 
-def test_iterations_with_the_same_seed_are_told_apart_as_those_of_workers_that_are_kept_must_be() -> None:
+def test_iterations_with_the_same_seed_are_distinguished() -> None:
     board = EpochBoard()
     assert [epochs(board, 7) for _ in range(9)] == [{epoch} for epoch in range(9)]
 

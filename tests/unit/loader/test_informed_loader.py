@@ -315,7 +315,7 @@ def test_gradients_are_recorded_on_the_thread_if_they_are_in_the_loop(mode: Call
     assert others == [first] * 4
 
 
-def test_a_forked_child_that_goes_on_with_an_iteration_is_told_so_and_may_begin_another() -> None:
+def test_a_forked_child_cannot_continue_an_iteration_but_may_begin_another() -> None:
     loader = InformedDataLoader(Pairs(), batch_size=None)
     batches = iter(loader)
     next(batches)

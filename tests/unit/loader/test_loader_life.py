@@ -61,7 +61,7 @@ def test_two_loops_over_one_loader_do_not_share_a_place(url: str) -> None:
             assert left["x"].tolist() == right["x"].tolist()
 
 
-def test_a_missing_data_set_says_so_and_leaves_no_thread(threads: None) -> None:
+def test_a_missing_data_set_is_reported_and_leaves_no_thread(threads: None) -> None:
     with pytest.raises(NotFoundError, match="memory://nothing/here"):
         Loader("memory://nothing/here", batch_size=1)
 

@@ -34,7 +34,7 @@ def loops() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("way", ["close", "delete", "iterate"])
-def test_what_gathers_for_an_iteration_that_was_left_ends_with_whoever_closes(
+def test_gathering_for_an_abandoned_iteration_ends_with_the_close(
     url: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that gathers ahead is about to ask the feed when the loader is closed, deleted or iterated anew."""

@@ -176,7 +176,7 @@ class FakeDistributed:
         return raised
 
 
-def test_ranks_that_agree_go_on_and_ranks_that_do_not_all_hear_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_agree_continue_and_the_others_learn_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FakeDistributed(3)
     group.install(monkeypatch)
     assert group.compare([{"seed": 1, "lanes": None}] * 3) == ["", "", ""]

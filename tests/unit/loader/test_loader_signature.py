@@ -71,7 +71,7 @@ def test_a_batch_size_must_be_given_to_a_loader_alone() -> None:
         (lambda url: Budget(epoch=1), r"^Budget has no argument epoch="),  # type: ignore[call-arg]
     ],
 )
-def test_what_is_missing_or_misplaced_is_told(url: str, construct: Callable[[str], object], said: str) -> None:
+def test_missing_and_misplaced_arguments_are_reported(url: str, construct: Callable[[str], object], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         construct(url)
 

@@ -66,7 +66,7 @@ def test_a_loader_that_goes_on_after_its_end_goes_on_in_its_trace(url: str, tmp_
     assert len(Recording.of(read_trace(path)).waits) == 20
 
 
-def test_a_sink_of_the_users_is_told_and_left_open(url: str, tmp_path: Path) -> None:
+def test_a_user_s_sink_gets_events_and_stays_open(url: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     told: list[Wait] = []
 

@@ -39,7 +39,7 @@ def test_waits_for_the_bucket_are_in_its_phases(url: str) -> None:
     assert 0 < waited <= stats.bucket_wait_seconds * (1 + 1e-9)
 
 
-def test_the_ten_worst_waits_are_told_the_worst_first(url: str) -> None:
+def test_the_ten_longest_waits_are_reported_longest_first(url: str) -> None:
     with Loader(url, batch_size=10) as loader:
         numbers(loader)
         stats = loader.stats()
@@ -57,7 +57,7 @@ def slow(value: Any) -> Any:
     return value
 
 
-def test_a_slow_decode_is_told(url: str) -> None:
+def test_a_slow_decode_is_reported(url: str) -> None:
     with Loader(url, batch_size=50, decode={"x": slow}, workers=2) as loader:
         numbers(loader)
         stats = loader.stats()
@@ -68,7 +68,7 @@ def test_a_slow_decode_is_told(url: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"shuffle": "full"}, {"shuffle": "materialized"}, {"columns": ["x"]}])
-def test_every_way_to_read_is_told_of(url: str, settings: dict[str, Any]) -> None:
+def test_every_way_to_read_is_recorded(url: str, settings: dict[str, Any]) -> None:
     with Loader(url, batch_size=50, **settings) as loader:
         numbers(loader)
         stats = loader.stats()

@@ -216,7 +216,7 @@ def test_statistics_count_over_all_epochs_and_sources(url: str) -> None:
         assert all(one.wait_seconds < other.wait_seconds for one, other in itertools.pairwise(seen))
 
 
-def test_an_epoch_without_objects_is_told_with_the_command_that_makes_them(
+def test_an_epoch_without_objects_is_reported_with_the_command_that_makes_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = fresh()

@@ -106,7 +106,7 @@ def test_closed_it_is_empty_and_takes_nothing() -> None:
     cache.close()
 
 
-def test_another_process_is_told_to_use_a_cache_on_disk() -> None:
+def test_use_in_another_process_is_an_error_that_names_the_disk_cache() -> None:
     cache = MemoryCache(3)
     cache.put(0, 0)
     with pytest.raises(ConfigError, match="DiskCache"):

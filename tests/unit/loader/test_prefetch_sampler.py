@@ -331,7 +331,7 @@ def expected_epochs(*numbers: int) -> list[list[int]]:
     return epochs
 
 
-def test_a_distributed_sampler_is_told_the_epoch_and_the_next_one_is_ready() -> None:
+def test_a_distributed_sampler_gets_the_epoch_and_the_next_one_is_ready() -> None:
     dataset = Noting(30, 12, 3)
     sampler = PrefetchSampler(distributed(), dataset, fetch_size=6, threshold=6)
     missed = []
@@ -352,7 +352,7 @@ def test_another_epoch_than_the_one_drawn_ahead_is_drawn_anew() -> None:
     assert found == expected_epochs(0, 7, 7)
 
 
-def test_a_distributed_sampler_that_is_never_told_the_epoch_repeats_it_and_still_is_ready() -> None:
+def test_a_distributed_sampler_without_an_epoch_repeats_it_and_is_still_ready() -> None:
     dataset = Noting(30, 12, 3)
     sampler = PrefetchSampler(distributed(), dataset, fetch_size=6, threshold=6)
     assert [len(dataset.missed(iter(sampler))) for _ in range(3)] == [3, 0, 0]

@@ -147,7 +147,7 @@ def test_a_limit_holds_for_all_ranks_together(url: str) -> None:
 # Epochs.
 
 
-def test_break_abandons_an_epoch_and_an_iterator_that_nobody_uses_does_not(url: str) -> None:
+def test_break_abandons_an_epoch_and_an_unused_iterator_does_not(url: str) -> None:
     dataset = StreamDataset(url)
     iter(dataset)
     assert int(next(iter(dataset))["x"]) == order_of(dataset, 0)[0]

@@ -99,7 +99,7 @@ def test_an_epoch_that_has_every_image_once_has_not_failed() -> None:
     assert delivered(images, *reversed(images.contents)).describe_failures(images) == []
 
 
-def test_what_is_missing_twice_strange_or_changed_is_told() -> None:
+def test_missing_repeated_foreign_and_changed_samples_are_reported() -> None:
     images = RawImages(some_digits(), 4)
     keys = list(images.contents)
     assert delivered(images, *keys[1:]).describe_failures(images) == ["1 images are missing, such as 0/00000.png"]

@@ -31,7 +31,7 @@ def address(bucket: LocalBucket) -> tuple[str, int]:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)]
     + [(host, False) for host in ELSEWHERE],
 )
-def test_this_machine_is_told_from_others(host: str, here: bool) -> None:
+def test_this_machine_is_distinguished_from_others(host: str, here: bool) -> None:
     assert is_loopback(host) is here
 
 

@@ -56,7 +56,7 @@ def test_a_script_strikes_matching_requests_in_order_and_then_ends() -> None:
     assert [injector.draw("GetObject", "data/1") for _ in range(3)] == [None, slow, None]
 
 
-def test_faults_come_as_often_as_told_and_repeat_with_their_seed() -> None:
+def test_faults_have_their_probability_and_repeat_with_their_seed() -> None:
     plan = FaultPlan(probabilities={FaultKind.RESET: 0.1, FaultKind.CORRUPT: 0.3}, seed=5)
     injectors = (FaultInjector(plan), FaultInjector(plan))
     one, other = ([injector.draw("GetObject", "k") for _ in range(4000)] for injector in injectors)

@@ -200,7 +200,7 @@ def test_a_bucket_abroad_redirects_to_its_region(service: S3Service) -> None:
     assert _answer(service, _signed("/abroad/k", region="eu-west-1")[0]) == (404, "NoSuchKey")
 
 
-def test_a_scope_of_a_third_region_is_told_the_right_one(service: S3Service) -> None:
+def test_a_scope_of_another_region_is_refused_with_the_right_one(service: S3Service) -> None:
     request, _ = _signed("/abroad/k", region="ap-south-1")
     response = service.perform(service.route(request, b""))
     assert response.status == 400
@@ -208,6 +208,6 @@ def test_a_scope_of_a_third_region_is_told_the_right_one(service: S3Service) -> 
     assert b"<Region>eu-west-1</Region>" in bytes(response.body)
 
 
-def test_what_is_not_implemented_is_said_so_and_never_mistaken(service: S3Service) -> None:
+def test_unimplemented_requests_are_refused_as_such(service: S3Service) -> None:
     for path in ("/home/k?acl", "/home?acl", "/home/k?attributes", "/home?lifecycle", "/home/k?torrent"):
         assert _answer(service, _get(_presigned(path))) == (501, "NotImplemented")

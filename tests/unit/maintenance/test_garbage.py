@@ -31,7 +31,7 @@ def test_nothing_of_a_finished_data_set_is_garbage() -> None:
     asyncio.run(main())
 
 
-def test_orphans_are_listed_first_and_deleted_when_told() -> None:
+def test_orphans_are_listed_first_and_deleted_on_request() -> None:
     async def main() -> None:
         store = await data_set()
         for number in range(3):
@@ -83,7 +83,7 @@ def test_the_run_of_a_damaged_record_is_protected_too() -> None:
     asyncio.run(main())
 
 
-def test_old_versions_go_when_told_with_what_only_they_cover() -> None:
+def test_old_versions_are_deleted_on_request_with_their_own_objects() -> None:
     async def main() -> None:
         store = await data_set()
         manifest = await versions.read_manifest(store)

@@ -186,7 +186,7 @@ def test_a_store_that_cannot_be_read_is_an_error_and_no_list_of_bad_objects() ->
     asyncio.run(main())
 
 
-def test_verify_reads_no_more_objects_at_once_than_it_was_told() -> None:
+def test_verify_limits_its_concurrent_reads() -> None:
     class Counting(WatchedStore):
         now = most = 0
 

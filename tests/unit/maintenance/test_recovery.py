@@ -166,7 +166,7 @@ def test_of_two_creates_that_came_to_their_end_none_is_taken() -> None:
     asyncio.run(main())
 
 
-def test_orphans_are_listed_and_adopted_only_when_told() -> None:
+def test_orphans_are_listed_and_adopted_only_on_request() -> None:
     async def main() -> None:
         store = await data_set()
         half = await leave_half(store, "half")
@@ -241,7 +241,7 @@ async def leave_data_only(store: Store) -> None:
         ([0, 9], ["00000000 does not exist", "00000008 is not marked as the last"]),
     ],
 )
-def test_super_samples_that_adopted_runs_lack_are_told(lost: list[int], gaps: list[str]) -> None:
+def test_missing_super_samples_of_adopted_runs_are_reported(lost: list[int], gaps: list[str]) -> None:
     async def main() -> None:
         store = fresh_store()
         manifest = await pack(store, numbered(30))
@@ -269,7 +269,7 @@ def test_a_run_that_was_never_finished_has_no_end_to_lose() -> None:
     asyncio.run(main())
 
 
-def test_a_number_that_nobody_can_count_up_to_is_one_gap() -> None:
+def test_an_impossibly_large_number_is_one_gap() -> None:
     async def main() -> None:
         store = fresh_store()
         manifest = await pack(store, numbered(30))
@@ -282,7 +282,7 @@ def test_a_number_that_nobody_can_count_up_to_is_one_gap() -> None:
     asyncio.run(main())
 
 
-def test_without_a_manifest_a_run_whose_record_is_lost_too_is_told() -> None:
+def test_without_a_manifest_a_run_with_a_lost_record_is_reported() -> None:
     async def main() -> None:
         store = await data_set()
         manifest = await versions.read_manifest(store)
@@ -299,7 +299,7 @@ def test_without_a_manifest_a_run_whose_record_is_lost_too_is_told() -> None:
     asyncio.run(main())
 
 
-def test_a_compaction_that_nothing_tells_of_is_told_when_it_is_adopted() -> None:
+def test_an_unrecorded_compaction_is_reported_on_adoption() -> None:
     async def main() -> None:
         store = await data_set()
         retrying = RetryingStore(store)
@@ -356,7 +356,7 @@ def test_a_version_that_none_can_follow_is_not_followed(where: str) -> None:
     asyncio.run(main())
 
 
-def test_a_rebuild_that_another_writer_overtakes_says_so() -> None:
+def test_a_rebuild_overtaken_by_another_writer_fails() -> None:
     class Overtaken(WatchedStore):
         async def before(self, number: int, operation: str, key: str) -> None:
             if operation == "put" and key == version_key(3):

@@ -136,7 +136,7 @@ def test_a_damaged_digest_costs_requests_and_nothing_else(damage: str) -> None:
     asyncio.run(main())
 
 
-def test_a_digest_that_cannot_be_written_is_told_and_keeps_nobody_from_the_records(
+def test_an_unwritable_digest_is_logged_and_the_records_are_still_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Refusing(WatchedStore):
@@ -170,7 +170,7 @@ def test_instances_that_write_the_digest_at_the_same_time_go_on_writing_it() -> 
     asyncio.run(main())
 
 
-def test_raw_objects_are_named_for_as_long_as_anybody_wants_to_know() -> None:
+def test_raw_objects_are_named_while_they_may_be_needed() -> None:
     async def main() -> None:
         store = fresh_store()
         ages_seconds = [0, SOURCE_RETENTION_SECONDS, SOURCE_RETENTION_SECONDS + 1]
@@ -182,7 +182,7 @@ def test_raw_objects_are_named_for_as_long_as_anybody_wants_to_know() -> None:
     asyncio.run(main())
 
 
-def test_a_commit_by_a_clock_that_is_wrong_makes_nobody_forget() -> None:
+def test_a_commit_with_a_wrong_clock_forgets_nothing() -> None:
     async def main() -> None:
         store = fresh_store()
         years_seconds = 80 * 365 * 86_400

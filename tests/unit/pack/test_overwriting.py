@@ -118,7 +118,7 @@ def test_of_two_at_once_the_later_commit_is_what_stays() -> None:
     run(check)
 
 
-def test_what_appends_meanwhile_is_added_or_is_told_of_other_columns() -> None:
+def test_concurrent_appends_are_added_or_fail_for_other_columns() -> None:
     async def check(store: Store) -> None:
         await pack(store, numbered(20))
         async with AsyncPacker(store, config(mode="append", source=None)) as appending:

@@ -16,7 +16,7 @@ async def holding(budget: ByteBudget, size_bytes: int, log: list[int], seconds: 
         await asyncio.sleep(seconds)
 
 
-def test_bytes_are_lent_in_order_of_arrival_and_never_more_than_there_are() -> None:
+def test_buffers_are_borrowed_in_order_of_arrival_within_the_limit() -> None:
     async def main() -> list[int]:
         budget, log = ByteBudget(10), list[int]()
         tasks = [asyncio.create_task(holding(budget, size, log)) for size in (6, 8, 1, 3)]
@@ -74,7 +74,7 @@ def test_more_than_there_are_is_refused_at_once() -> None:
     run_virtual(main())
 
 
-def test_random_holders_and_cancellations_keep_the_limit_and_everybody_gets_a_turn() -> None:
+def test_the_limit_holds_under_random_cancellations_and_every_waiter_proceeds() -> None:
     async def main(seed: int) -> None:
         rng = random.Random(seed)
         budget, log = ByteBudget(20), list[int]()

@@ -191,7 +191,7 @@ def test_a_column_without_a_single_byte_needs_no_request() -> None:
 
 @given(sizes=st.lists(st.sampled_from([0, 0, 1, 9, GAP_BYTES, GAP_BYTES + 1]), min_size=1, max_size=6), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_exactly_the_narrow_gaps_between_wanted_columns_are_bridged(sizes: list[int], data: st.DataObject) -> None:
+def test_only_narrow_gaps_between_requested_columns_are_bridged(sizes: list[int], data: st.DataObject) -> None:
     names = [f"c{number}" for number in range(len(sizes))]
     wanted = data.draw(st.lists(st.sampled_from(names), unique=True))
     sample = {name: bytes(size) for name, size in zip(names, sizes, strict=True)}
@@ -231,7 +231,7 @@ def test_bytes_spoilt_at_rest_are_an_error_that_names_the_object_and_leaves_no_s
     run_virtual(main())
 
 
-def test_what_is_spoilt_in_columns_that_nobody_wants_does_not_matter() -> None:
+def test_damage_in_unrequested_columns_is_ignored() -> None:
     async def main() -> None:
         bench = Bench("depth")
         key = MANIFEST.key(2)

@@ -111,7 +111,7 @@ def test_objects_of_a_data_set_in_use_stay_and_those_of_an_idle_one_leave(create
     place.close()
 
 
-def test_an_object_that_nobody_has_read_for_a_day_leaves_although_its_data_set_is_in_use(create: Create) -> None:
+def test_an_object_unread_for_a_day_is_removed_from_a_data_set_in_use(create: Create) -> None:
     clock = Clock()
     place = create(100, clock)
     assert keep(place, f"t/{name(1)}", b"a" * 50)
@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) 
         FolderStorage(tmp_path / "file" / "tier", 1000, believe)
 
 
-def test_a_file_that_somebody_else_has_removed_is_forgotten(tmp_path: Path) -> None:
+def test_a_file_removed_by_another_process_is_forgotten(tmp_path: Path) -> None:
     folder = FolderStorage(tmp_path, 1000, believe)
     assert keep(folder, f"{TENANT}/{name(1)}", b"a" * 100)
     (tmp_path / TENANT / "objects" / name(1)).unlink()

@@ -75,7 +75,7 @@ def test_it_reads_what_another_machine_has_offered_over_tls_that_it_knows_by_its
     asyncio.run(main())
 
 
-def test_without_a_server_a_read_is_an_error_and_an_offer_is_said_once_to_be_in_vain(
+def test_without_a_server_a_read_is_an_error_and_a_failed_offer_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -129,7 +129,7 @@ def test_a_flush_ends_when_every_offer_is_with_its_server() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_does_not_know_the_tenant_says_so() -> None:
+def test_an_unknown_tenant_is_reported_by_the_server() -> None:
     async def main() -> None:
         async with running(server_of()) as url, client_of(url, secret=OTHER_SECRET) as tier:
             with pytest.raises(CredentialsError, match="STOKER_TIER_SECRET"):
@@ -260,7 +260,7 @@ def without_sha256(manifest: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("is_earlier", [False, True])
-def test_a_server_reads_through_what_nobody_has_offered_once_for_all_who_ask(
+def test_a_server_reads_an_unoffered_object_once_for_all_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_earlier: bool
 ) -> None:
     pack(tmp_path / "data", 100)
@@ -335,9 +335,7 @@ def test_a_server_learns_of_a_version_that_was_written_after_its_start(
     asyncio.run(main())
 
 
-def test_a_bucket_that_fails_costs_a_miss_and_is_told_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_bucket_is_a_miss_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pack(tmp_path / "data", 10)
 
     async def main() -> None:
@@ -426,7 +424,7 @@ def test_copies_of_mixed_sizes_never_exceed_their_limit() -> None:
 
 
 @pytest.mark.parametrize("status", [302, 400, 403, 429, 500, 502, 503, 507, 520])
-def test_a_refusal_is_told_as_a_tier_server_s_and_not_a_bucket_s(status: int) -> None:
+def test_a_refusal_names_the_tier_server_and_not_the_bucket(status: int) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.Response(status=status, text="no")
 

@@ -45,9 +45,7 @@ def parts_of(*asked: tuple[int, int, int]) -> tuple[list[tuple[ObjectRef, int, m
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
-def test_parts_are_filled_in_any_order_from_their_servers_and_missing_ones_are_told(
-    tmp_path: Path, is_on_disk: bool
-) -> None:
+def test_parts_are_filled_in_any_order_and_missing_ones_are_reported(tmp_path: Path, is_on_disk: bool) -> None:
     async def main() -> None:
         folders = [FolderStorage(tmp_path / each, 1 << 20, IS_SOUND) if is_on_disk else None for each in "ab"]
         servers = [server_of(100 if is_on_disk else 1 << 20, folder=folder) for folder in folders]
@@ -135,7 +133,7 @@ def test_what_is_no_batch_is_refused(body: bytes) -> None:
     asyncio.run(main())
 
 
-def test_a_batch_wants_a_token_and_finds_the_tenant_s_own_objects_only() -> None:
+def test_a_batch_needs_a_token_and_finds_only_the_tenant_s_objects() -> None:
     async def main() -> None:
         parts, _ = parts_of((1, 0, 10))
         async with running(server_of()) as url, client_of(url, secret=OTHER_SECRET) as stranger:

@@ -99,7 +99,7 @@ def test_without_a_valid_token_nothing_is_answered(headers: dict[str, str]) -> N
     asking(main)
 
 
-def test_bytes_of_another_name_are_refused_and_kept_from_nobody() -> None:
+def test_bytes_under_a_wrong_name_are_refused_and_not_stored() -> None:
     async def main(ask: Ask, server: Any) -> None:
         path = f"/objects/{NAME}"
         forged = bytearray(DATA)
@@ -247,7 +247,7 @@ def test_an_object_that_is_being_received_is_not_forgotten_meanwhile() -> None:
     asking(main)
 
 
-def test_metrics_are_prometheus_s_and_health_is_everybody_s() -> None:
+def test_metrics_have_the_prometheus_format_and_health_needs_no_token() -> None:
     async def main(ask: Ask, server: Any) -> None:
         await ask("PUT", f"/objects/{NAME}", data=DATA)
         await ask("GET", f"/objects/{NAME}")
@@ -302,7 +302,7 @@ def test_a_connection_without_a_token_is_closed_after_a_while(monkeypatch: pytes
     asyncio.run(main())
 
 
-def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_unauthenticated_peers_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_MAX_UNAUTHENTICATED", 4)
 
     async def main() -> None:
@@ -318,7 +318,7 @@ def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(main())
 
 
-def test_strangers_who_are_slow_to_speak_tls_are_as_few_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_in_a_slow_tls_handshake_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_MAX_UNAUTHENTICATED", 4)
 
     async def main() -> None:
@@ -374,7 +374,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("sent", MALFORMED)
-def test_what_is_not_http_is_answered_by_an_error_and_said_to_nobody(
+def test_a_request_that_is_not_http_gets_an_error_and_is_not_logged(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -390,7 +390,7 @@ def test_what_is_not_http_is_answered_by_an_error_and_said_to_nobody(
     assert not caplog.records
 
 
-def test_an_upload_that_ends_early_is_not_kept_and_said_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_upload_that_ends_early_is_neither_stored_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         server = server_of()
         async with running(server) as url:
@@ -430,7 +430,7 @@ def test_two_certificates_are_two() -> None:
     assert create_ephemeral_tls().fingerprint != create_ephemeral_tls().fingerprint
 
 
-def test_a_server_without_room_says_so_before_the_body_is_sent() -> None:
+def test_a_full_server_refuses_before_the_body_is_sent() -> None:
     async def main() -> None:
         async with running(server_of(100)) as url:
             host, port = url.removeprefix("http://").split(":")

@@ -129,7 +129,7 @@ def test_the_most_slices_are_a_plan_that_tasks_can_be_made_of() -> None:
     assert ShuffleTask.from_event(tasks[-1].to_event()).slices == len(tasks) == 65535
 
 
-def test_data_that_fits_in_no_number_of_slices_is_a_problem_that_is_told() -> None:
+def test_data_that_fits_in_no_number_of_slices_is_reported() -> None:
     found = plans(data_set(15000 * GIB, 100_000), memory_bytes=240 << 20, task_seconds=math.inf)
     for way in ("streamed", "scattered"):
         assert "in 65536 slices, which is the maximum" in found[way].problem

@@ -276,7 +276,7 @@ def test_a_task_that_runs_out_of_time_says_how_far_it_is_and_goes_on(way: Way) -
     run_virtual(main())
 
 
-def test_too_little_time_to_read_all_that_is_held_is_an_error_that_says_so() -> None:
+def test_too_little_time_to_read_all_objects_is_reported() -> None:
     async def main() -> None:
         store = await packed()
         with pytest.raises(DeadlineError, match=r"0 of [0-9]+ super-samples"):
@@ -329,7 +329,7 @@ def test_a_part_that_the_commit_of_a_later_epoch_deletes_is_an_error_and_leaves_
     asyncio.run(main())
 
 
-def test_a_scatter_of_an_epoch_that_somebody_else_commits_meanwhile_is_complete() -> None:
+def test_a_scatter_of_an_epoch_committed_by_another_process_is_complete() -> None:
     async def main() -> None:
         store = await packed()
         tasks = phases("scattered", scatters=1, slices=2, object_bytes=600)
@@ -632,7 +632,7 @@ def test_deleting_that_runs_out_of_time_is_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"junk" * 100, "another", "cut"])
-def test_a_manifest_that_is_not_the_epochs_is_as_good_as_none_and_is_told(
+def test_a_manifest_of_another_epoch_counts_as_missing_and_is_reported(
     data: bytes | str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -179,7 +179,7 @@ class Unread(ObjectSource):
         raise AssertionError
 
 
-def test_a_part_has_only_so_many_objects_however_small_they_are() -> None:
+def test_a_part_has_a_maximum_number_of_objects_of_any_size() -> None:
     parts = list(split_source(Unread(2 * MAX_PART_OBJECTS + 1), COMMON, 1 << 40))
     assert [len(part.objects) for part in parts] == [MAX_PART_OBJECTS, MAX_PART_OBJECTS, 1]
 
@@ -258,7 +258,7 @@ def test_an_object_that_was_replaced_or_deleted_since_is_an_error_of_the_store(f
         samples_of(again)
 
 
-def test_rows_that_an_array_has_no_longer_are_told(folder: str) -> None:
+def test_rows_missing_from_a_changed_array_are_reported(folder: str) -> None:
     put_all(folder, {"x.npy": npy(np.zeros((100, 4), np.int32))})
     last = parts_of(f"{folder}/x.npy", 500)[-1]
     put_all(folder, {"x.npy": npy(np.zeros((90, 4), np.int32))})

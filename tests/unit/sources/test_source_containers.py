@@ -145,7 +145,7 @@ def test_documents_that_are_zip_archives_are_files() -> None:
         ("x.json", b'{"a": 1}\n{"a": 2}\n'),
     ],
 )
-def test_a_container_is_refused_unless_it_is_said_to_be_a_file(key: str, data: bytes) -> None:
+def test_a_container_is_refused_unless_declared_a_file(key: str, data: bytes) -> None:
     url = f"memory://containers/{key.replace('/', '-')}"
     put_all(url, {"a.wav": b"sound", key: data})
     with pytest.raises(ConfigError, match=rf"first: {key}, .*--kind files"):

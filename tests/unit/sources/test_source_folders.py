@@ -81,7 +81,7 @@ def test_files_that_an_image_folder_leaves_out_are_noted() -> None:
         (["0.tar", "b/1.tar"], "webdataset"),
     ],
 )
-def test_the_kind_of_a_folder_is_told_by_its_names(keys: list[str], kind: str) -> None:
+def test_the_kind_of_a_folder_is_detected_from_its_names(keys: list[str], kind: str) -> None:
     url = f"memory://kind-{kind}-{len(keys)}-{keys[0].replace('/', '-')}"
     put_all(url, dict.fromkeys(keys, b"x") | {key: TAR for key in keys if key.endswith(".tar")})
     assert look(url).kind == kind
@@ -119,14 +119,14 @@ def test_splits_above_the_class_folders_are_an_error_that_names_them(url: str, k
     assert column.classes == ("cat", "dog")
 
 
-def test_folders_above_all_class_folders_are_an_error_unless_they_are_said_to_be_the_classes(url: str) -> None:
+def test_folders_above_all_class_folders_are_an_error_unless_declared_the_classes(url: str) -> None:
     put_all(url, {"pets/cat/1.jpg": b"1", "pets/dog/2.jpg": b"2"})
     with pytest.raises(ConfigError, match=r"pack .+/pets one by one.*--kind image-folder if pets is a class"):
         look(url)
     assert look(url, "image-folder").samples == 2
 
 
-def test_a_class_that_is_called_like_a_split_can_be_said_to_be_one(url: str) -> None:
+def test_a_class_named_like_a_split_can_be_declared_a_class(url: str) -> None:
     put_all(url, {"test/patient-1/1.jpg": b"1", "control/patient-2/2.jpg": b"2"})
     with pytest.raises(ConfigError, match=r"pack .+/test one by one.*--kind image-folder if control is a class"):
         look(url)

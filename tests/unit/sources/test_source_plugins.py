@@ -166,7 +166,7 @@ def test_a_plug_in_that_returns_no_source_is_named(json_lines: ModuleType, monke
         (b'{"a": null}\n', "'a' is None"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(data: bytes, said: str, tmp_path: Path) -> None:
+def test_a_malformed_line_is_reported(data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "raw.jsonl").write_bytes(data)
     with pytest.raises(PackError, match=said):
         read_all(str(tmp_path / "raw.jsonl"), "json-lines")

@@ -154,7 +154,7 @@ def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "two lines\nX-Header: a", "identit\u00e9"])
-def test_what_is_no_token_is_told_and_not_sent(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+def test_a_malformed_token_is_reported_and_not_sent(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(text=answer)
 
@@ -198,7 +198,7 @@ def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tm
     assert asyncio.run(token()) == "of-the-account"
 
 
-def test_a_person_alone_is_told_to_name_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_user_credentials_alone_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, tmp_path, type="authorized_user", client_id="a", client_secret="b", refresh_token="c")
     with pytest.raises(CredentialsError, match="name a service account that you may impersonate"):
         asyncio.run(IdentityTokens(FUNCTION, None).current())
@@ -254,7 +254,7 @@ def test_a_token_endpoint_that_cannot_be_reached_may_be_later(monkeypatch: pytes
         asyncio.run(IdentityTokens(FUNCTION, None).current())
 
 
-def test_a_machine_without_an_account_is_told_how_to_get_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_an_account_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
     with pytest.raises(CredentialsError, match="no Google credentials were found"):
         asyncio.run(IdentityTokens(FUNCTION, None).current())
@@ -270,7 +270,7 @@ def test_a_machine_without_an_account_is_told_how_to_get_credentials(monkeypatch
     ],
     ids=str,
 )
-def test_malformed_credentials_are_told_and_not_repeated(
+def test_malformed_credentials_are_reported_without_their_content(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, account: dict[str, str]
 ) -> None:
     use(monkeypatch, tmp_path, **account)
@@ -279,7 +279,7 @@ def test_malformed_credentials_are_told_and_not_repeated(
     assert "secret" not in str(caught.value)
 
 
-def test_credentials_that_are_named_and_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_named_credentials_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
     with pytest.raises(CredentialsError, match="unreadable or malformed"):
         asyncio.run(IdentityTokens(FUNCTION, None).current())

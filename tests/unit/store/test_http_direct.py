@@ -93,7 +93,7 @@ def test_a_connection_that_broke_in_the_middle_is_not_used_again() -> None:
     with_server(cut, use)
 
 
-def test_a_server_that_speaks_without_being_asked_is_hung_up_on() -> None:
+def test_an_unrequested_response_closes_the_connection() -> None:
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(WHOLE)
@@ -335,7 +335,7 @@ def test_closing_breaks_what_waits_for_a_connection_or_makes_one(kept: bool) -> 
     with_server(answer_all, use, max_connections=2)
 
 
-def test_nobody_listening_is_a_connection_lost() -> None:
+def test_a_missing_listener_is_a_lost_connection() -> None:
     async def main() -> None:
         listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         server = Server(url=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")

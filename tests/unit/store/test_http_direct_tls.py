@@ -138,7 +138,7 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: A
     with_server(answer_all, use, authority=authority, max_connections=3)
 
 
-def test_a_handshake_that_nobody_takes_part_in_is_a_deadline(authority: Authority) -> None:
+def test_an_unanswered_handshake_ends_at_the_deadline(authority: Authority) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             url = f"https://127.0.0.1:{listening.getsockname()[1]}"
@@ -149,7 +149,7 @@ def test_a_handshake_that_nobody_takes_part_in_is_a_deadline(authority: Authorit
     asyncio.run(main())
 
 
-def test_a_server_that_speaks_no_tls_is_a_connection_lost(authority: Authority) -> None:
+def test_a_server_without_tls_is_a_lost_connection(authority: Authority) -> None:
     async def refuse(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
         writer.write(b"HTTP/1.1 400 Bad\r\n\r\n")

@@ -393,7 +393,7 @@ def test_an_echo_of_the_token_is_not_repeated_and_nothing_writes_to_a_terminal()
     ],
     ids=["ignored", "shifted", "shorter", "short-body", "no-tag", "another-tag", "no-http", "silence"],
 )
-def test_a_function_that_lies_is_not_believed(answer: bytes, kind: type[StoreError]) -> None:
+def test_wrong_answers_of_a_function_are_refused(answer: bytes, kind: type[StoreError]) -> None:
     http = HttpOptions(read_timeout_seconds=20 if answer else 0.2)
     met = meet(read_pointer, lambda _, __: answer, http=http)
     assert type(met.error) is kind
@@ -450,7 +450,7 @@ def test_an_object_of_a_version_that_was_read_is_found_when_the_newest_has_it_no
     run_check(open_store(url), by_range)
 
 
-def test_a_version_that_was_asked_for_in_vain_does_no_harm(shrunk: tuple[str, Manifest, Manifest]) -> None:
+def test_a_request_for_a_missing_version_does_no_harm(shrunk: tuple[str, Manifest, Manifest]) -> None:
     url, _, new = shrunk
 
     async def check(store: Store) -> None:

@@ -121,13 +121,15 @@ def test_options_of_different_kinds_exclude_each_other(options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("token", ["", None])
-def test_a_token_that_is_wanted_and_not_there_is_told(token: str | None) -> None:
+def test_a_missing_token_is_reported(token: str | None) -> None:
     with pytest.raises(ConfigError, match="set STOKER_TOKEN"):
         credentials_factory(OWN, ServedOptions(auth="token", token=token), {"STOKER_TOKEN": ""})()
 
 
 @pytest.mark.parametrize("auth", ["token", "aws", "google"])
-def test_who_has_no_credentials_is_told_the_flag_that_does_without(monkeypatch: pytest.MonkeyPatch, auth: Any) -> None:
+def test_missing_credentials_are_reported_with_the_flag_for_anonymous_access(
+    monkeypatch: pytest.MonkeyPatch, auth: Any
+) -> None:
     monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:1/?audience={audience}")
 
     async def current() -> None:
@@ -163,7 +165,7 @@ def test_a_request_is_signed_for_lambda_in_the_region_of_the_host_else_the_confi
     assert sent["X-Amz-Security-Token"] == "MARKER-token"
 
 
-def test_a_host_that_tells_no_region_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_region_needs_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, FIRST)
 
     async def call() -> None:
@@ -231,7 +233,7 @@ def behind(door: Door, dataset: str, options: ServedOptions | None) -> StokerErr
         return error
 
 
-def test_whoever_signs_is_let_in(monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
+def test_signed_requests_are_accepted(monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     enter(monkeypatch, FIRST)
     assert behind(IamDoor(FIRST), dataset, AWS) is None
 
@@ -246,7 +248,7 @@ def test_whoever_signs_is_let_in(monkeypatch: pytest.MonkeyPatch, dataset: str) 
         (FIRST, "us-east-1", False, "another region"),
     ],
 )
-def test_whoever_is_not_let_in_by_aws_is_told_what_may_be_wrong(
+def test_a_refusal_by_aws_is_reported_with_possible_causes(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     dataset: str,
@@ -375,7 +377,7 @@ def test_where_there_are_no_google_credentials_nothing_is_sent(monkeypatch: pyte
     assert door.seen == []
 
 
-def test_an_account_that_may_not_call_the_function_is_told_its_role(metadata: list[str], dataset: str) -> None:
+def test_a_missing_permission_to_call_the_function_names_the_role(metadata: list[str], dataset: str) -> None:
     error = behind(BearerDoor(good=[], known=["token-1"]), dataset, GOOGLE)
     assert type(error) is PermissionDeniedError
     assert "roles/run.invoker" in str(error)
@@ -401,7 +403,7 @@ def test_tokens_that_google_does_not_take_are_an_error_after_the_second(metadata
         (None, CredentialsError, "requires credentials"),
     ],
 )
-def test_whoever_comes_to_a_platforms_door_with_a_token_or_nothing_is_told_of_its_identities(
+def test_a_request_without_a_platform_identity_is_refused_with_the_remedy(
     dataset: str, token: str | None, kind: type[StoreError], says: str
 ) -> None:
     error = behind(BearerDoor(good=[], known=["MARKER-known"]), dataset, ServedOptions(token=token))

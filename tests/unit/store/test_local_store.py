@@ -357,7 +357,7 @@ def test_files_are_stamped_to_the_nanosecond(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "root/x").stat().st_mtime_ns == 1_700_000_000_123_456_789
 
 
-def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) -> None:
+def test_a_writer_killed_with_the_lock_blocks_no_other(tmp_path: Path) -> None:
     run_check(folder_store(tmp_path), lambda store: _put(store, "x"))
     program = """
 import os, signal, sys

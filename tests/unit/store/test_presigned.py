@@ -48,7 +48,7 @@ async def fetched(url: str, method: str = "GET", **headers: str) -> tuple[int, b
         return response.status, await response.read()
 
 
-def test_whoever_has_the_url_reads_the_object_or_a_range_of_it(s3: S3Options) -> None:
+def test_the_url_alone_suffices_to_read_the_object_or_a_range_of_it(s3: S3Options) -> None:
     async def check(store: Store) -> None:
         await store.put(ODD_KEY, b"0123456789")
         url = await presigned(store, ODD_KEY)
@@ -143,7 +143,7 @@ def check_signature(url: str, key: rsa.RSAPrivateKey) -> dict[str, str]:
     return query
 
 
-def test_a_service_account_signs_by_its_own_key_without_asking_anybody(key: rsa.RSAPrivateKey, key_file: Path) -> None:
+def test_a_service_account_signs_with_its_own_key_without_a_request(key: rsa.RSAPrivateKey, key_file: Path) -> None:
     async def check(store: Store) -> None:
         url = await presigned(store, ODD_KEY, tag="1234567890")
         query = check_signature(url, key)
@@ -221,7 +221,7 @@ def test_for_a_machines_own_account_google_signs(
         (0, {}, ConnectionLostError),
     ],
 )
-def test_an_account_for_which_google_does_not_sign_is_told_what_it_needs(
+def test_a_missing_permission_to_sign_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: Any, kind: type[Exception]
 ) -> None:
     async def sign(request: web.Request) -> web.Response:

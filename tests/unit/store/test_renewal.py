@@ -74,7 +74,7 @@ def test_a_token_that_lasts_is_used_while_the_endpoint_fails(
     assert "could not be renewed" in caplog.text
 
 
-def test_without_a_token_that_lasts_the_failure_is_told() -> None:
+def test_without_a_lasting_token_the_failure_is_reported() -> None:
     endpoint = Endpoint((0.0, 10.0), (3000.0, 9000.0))
 
     async def use(held: RenewableCredentials[str]) -> None:
@@ -89,7 +89,7 @@ def test_without_a_token_that_lasts_the_failure_is_told() -> None:
     run(endpoint, use)
 
 
-def test_nobody_waits_for_a_renewal_but_who_does_it() -> None:
+def test_only_the_renewing_request_waits_for_the_renewal() -> None:
     endpoint = Endpoint(slow_seconds=5.0)
 
     async def use(held: RenewableCredentials[str]) -> None:

@@ -44,7 +44,7 @@ def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> Cr
         ("stoker+https://b/v1/x", ServedOptions(anonymous=True), "none"),
     ],
 )
-def test_the_kind_of_credentials_is_told_and_nothing_else(url: str, options: StoreOptions, kind: str) -> None:
+def test_only_the_kind_of_the_credentials_is_reported(url: str, options: StoreOptions, kind: str) -> None:
     assert introduced(url, options) == CredentialsInfo(kind=kind)
 
 

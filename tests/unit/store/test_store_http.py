@@ -93,7 +93,7 @@ def test_a_range_arrives_in_the_callers_memory_with_the_objects_size(transport: 
     ],
     ids=["sized", "chunked", "cut-short", "refused", "another-range"],
 )
-def test_the_beginning_of_what_was_asked_for_is_told(transport: Transport, answer: bytes, told: int) -> None:
+def test_the_first_byte_of_a_request_is_reported(transport: Transport, answer: bytes, told: int) -> None:
     begun: list[None] = []
 
     async def use(url: str) -> None:

@@ -90,7 +90,7 @@ def test_a_profile_names_certificates_too(authority: Authority, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "gs://bucket"])
-def test_a_certificate_of_a_stranger_is_refused_and_not_tried_again(authority: Authority, url: str) -> None:
+def test_an_untrusted_certificate_is_refused_without_a_retry(authority: Authority, url: str) -> None:
     async def check(origin: Origin) -> None:
         endpoint = f"https://127.0.0.1:{origin.port}"
         options = S3Options(endpoint_url=endpoint, **KEYS) if url[0] == "s" else GcsOptions(endpoint_url=endpoint)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_a_ring_that_is_large_enough() -> None:
     assert run.wait_seconds < 0.5
 
 
-def test_a_small_ring_is_not_told_where_the_link_is_what_is_slow() -> None:
+def test_a_small_ring_is_not_reported_if_the_link_is_slow() -> None:
     """The network is never idle, so that more room would bring nothing."""
     slow = Weather(tail_sigma=0.0, total_bytes_per_second=len(BODY) / 0.5)
     run = TracedRun(slots=6, weather=slow, config=UNHEDGED, compute_seconds=0.01).run()
@@ -157,7 +157,7 @@ def fetch_of(*activities: tuple[str, list[tuple[Phase, float]], float], ready: f
     return fetch
 
 
-def test_of_parallel_parts_the_last_one_is_told() -> None:
+def test_of_parallel_parts_the_last_one_is_reported() -> None:
     fetch = fetch_of(
         ("a", [(Phase.FIRST_BYTE, 0.0), (Phase.TRANSFER, 0.2)], 1.0),
         ("b", [(Phase.FIRST_BYTE, 0.0), (Phase.TRANSFER, 2.5)], 3.0),
@@ -250,7 +250,7 @@ def test_the_path_of_thousands_of_activities_takes_little_memory_and_leaves_out_
     assert {span.phase for span in path} == {Phase.FIRST_BYTE, Phase.TRANSFER}
 
 
-def test_a_fetch_that_nobody_holds_is_gone_without_a_search_for_circles() -> None:
+def test_an_unreferenced_fetch_is_freed_without_garbage_collection() -> None:
     """Looking for them walks over all that the program has."""
 
     async def fetched() -> None:

@@ -129,7 +129,7 @@ def wait(batch: int) -> Wait:
     return Wait(batch=batch, epoch=0, spans=(Span(Phase.TRANSFER, batch, batch + 0.5, "data/1"),))
 
 
-def test_a_trace_stays_within_its_limit_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_stays_within_its_limit_and_records_that(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace.json"
     with caplog.at_level(logging.WARNING), ChromeTrace(path, limit="32kB") as trace:
         for batch in range(10_000):
@@ -142,7 +142,7 @@ def test_a_trace_stays_within_its_limit_and_says_so(tmp_path: Path, caplog: pyte
     assert "full" in json.loads(path.read_text())[-1]["name"]
 
 
-def test_what_is_told_behind_the_end_goes_on_behind_it(tmp_path: Path) -> None:
+def test_events_after_a_close_continue_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = ChromeTrace(path)
     for batch in range(3):
@@ -188,7 +188,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_trace_that_nobody_closes_is_ended(tmp_path: Path) -> None:
+def test_an_unclosed_trace_is_ended(tmp_path: Path) -> None:
     program = f"""
 from stoker.trace import ChromeTrace
 trace = ChromeTrace({str(tmp_path / "trace.json")!r})
@@ -222,7 +222,7 @@ def test_a_disk_that_is_full_ends_the_trace_and_nothing_else(caplog: pytest.LogC
     assert "ends here: No space left on device" in caplog.text
 
 
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written to"):
         ChromeTrace(tmp_path / "none" / "trace.json")
     with pytest.raises(ConfigError, match="limit="):

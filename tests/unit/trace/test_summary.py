@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_summary_is_that_of_all_that_is_told(path: Path) -> None:
+def test_a_summary_covers_all_recorded_events(path: Path) -> None:
     whole, summary = Recording.of(read_trace(path)), TraceSummary.of(read_trace(path))
     assert summary.batches == len(whole.waits) == 60
     assert summary.fetches == len(whole.fetches)
@@ -75,7 +75,7 @@ def test_quantiles_are_right_within_half_a_percent() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, 5e-324, 1e308, math.inf])
-def test_numbers_beyond_what_is_told_apart_are_counted(number: float) -> None:
+def test_numbers_outside_the_histogram_are_counted(number: float) -> None:
     quantiles = Quantiles()
     quantiles.add(number)
     assert 0 < quantiles.quantile(0.5) < math.inf

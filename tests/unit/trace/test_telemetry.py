@@ -56,7 +56,7 @@ def test_prometheus_labels_have_no_keys_and_no_urls() -> None:
     assert run.store.url not in text
 
 
-def test_prometheus_serves_this_machine_alone_unless_it_is_told_otherwise() -> None:
+def test_prometheus_serves_only_this_machine_by_default() -> None:
     with PrometheusSink(0) as sink:
         assert sink._server is not None
         assert sink._server[0].server_address[0] == "127.0.0.1"
@@ -164,7 +164,7 @@ def test_a_negative_least_wait_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "library"), [(PrometheusSink, "prometheus_client"), (OpenTelemetrySink, "opentelemetry")]
 )
-def test_a_missing_library_is_told_with_its_extra(
+def test_a_missing_library_is_reported_with_its_extra(
     kind: type[PrometheusSink] | type[OpenTelemetrySink], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)

@@ -16,7 +16,7 @@ from support.traced import TracedRun
 FROZEN = SilentTier('peer "a"')
 
 
-def test_a_tier_that_is_late_and_then_left_alone_is_told(tmp_path: Path) -> None:
+def test_a_late_and_then_abandoned_tier_is_reported(tmp_path: Path) -> None:
     path, prometheus = tmp_path / "trace.json", PrometheusSink()
     with ChromeTrace(path, clock=lambda: 0.0) as trace:
         TracedRun(tiers=[FROZEN], slots=3, sinks=[trace, prometheus]).run()

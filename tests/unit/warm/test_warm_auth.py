@@ -57,7 +57,7 @@ def test_a_wrong_secret_fails_at_the_proxy_which_says_what_to_check() -> None:
     assert proxy.peer is None
 
 
-def test_a_wrong_secret_fails_at_the_peer_when_it_hears_so_or_is_welcomed_by_somebody_else() -> None:
+def test_a_wrong_secret_fails_at_the_peer_on_refusal_or_on_a_wrong_welcome() -> None:
     peer = node(OTHER)
     sent(peer, ProxyHandshake(SECRET).begin())
     with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
@@ -141,7 +141,7 @@ def test_a_proof_that_was_passed_on_through_another_certificate_is_wrong() -> No
 
 
 @pytest.mark.parametrize("seen", ["", "cd" * 32])
-def test_a_peer_goes_on_only_with_the_certificate_that_it_was_told(seen: str) -> None:
+def test_a_peer_accepts_only_the_given_certificate(seen: str) -> None:
     with pytest.raises(CredentialsError, match="check its address and the fingerprint"):
         node(fingerprint=PRINT).begin(seen)
     node(fingerprint=PRINT).begin(PRINT)
@@ -226,7 +226,7 @@ def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_where_there_is_no_secret_it_is_said_how_one_is_made(text: str) -> None:
+def test_a_missing_secret_is_reported_with_the_command_that_creates_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"STOKER_WARM_SECRET is not set.*`stoker warm secret`"):
         WarmSecret.parse(text)
 

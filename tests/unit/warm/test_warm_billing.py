@@ -84,7 +84,7 @@ def test_functions_without_prices_cost_nothing() -> None:
     assert (bill.dollars(), bill.usage[NodeTask.SERVE].calls) == (0.0, 1)
 
 
-def test_what_was_told_does_not_grow_with_the_bill() -> None:
+def test_a_report_of_a_bill_does_not_change_with_it() -> None:
     bill = WarmBill(prices=TARIFF)
     before = bill.to_json(1.0)
     call(bill, NodeTask.SERVE)
@@ -115,7 +115,7 @@ def test_where_bytes_cost_it_pays_from_some_rate_on() -> None:
     assert above.dollars() <= above.bucket_dollars
 
 
-def test_a_tier_that_nobody_reads_tells_no_rate() -> None:
+def test_an_unread_tier_reports_no_rate() -> None:
     assert an_hour(0, served_gb_seconds=0.0, egress="internet").break_even_reads_per_hour(HOUR) is None
 
 

@@ -65,7 +65,7 @@ def test_an_answer_without_a_taker_of_its_body_says_how_long_it_was() -> None:
     run(test)
 
 
-def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_handler_is_reported_and_the_connection_continues(caplog: pytest.LogCaptureFixture) -> None:
     def broken(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
         if kind is Kind.PING:
             raise RuntimeError("a secret detail")

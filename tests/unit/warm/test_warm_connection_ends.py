@@ -88,7 +88,7 @@ def test_closing_twice_or_before_there_was_a_connection_is_no_error() -> None:
     run(test)
 
 
-def test_a_close_waits_for_a_peer_that_does_not_read_no_longer_than_it_is_told() -> None:
+def test_a_close_waits_for_an_idle_peer_at_most_for_its_timeout() -> None:
     async def test() -> None:
         limits = {"CLOSE_TIMEOUT_SECONDS": 3.0}
         async with joined(link=LinkConfig(window_bytes=1000), limits=limits) as (proxy, node, wire):
@@ -105,7 +105,7 @@ def test_a_close_waits_for_a_peer_that_does_not_read_no_longer_than_it_is_told()
     run(test)
 
 
-def test_what_was_said_last_arrives_before_the_close() -> None:
+def test_the_last_message_arrives_before_the_close() -> None:
     async def test() -> None:
         heard: list[Head] = []
         proxy = proxy_side(lambda _, kind, head: heard.append(head))
@@ -120,7 +120,7 @@ def test_what_was_said_last_arrives_before_the_close() -> None:
     run(test)
 
 
-def test_the_reason_of_the_loss_is_told_to_all_and_kept() -> None:
+def test_all_waiters_get_the_reason_of_the_loss_and_it_is_kept() -> None:
     async def test() -> None:
         async with joined(Server(), link=LinkConfig(latency_seconds=1.5)) as (proxy, _, wire):
             asking = asyncio.create_task(proxy.request(Kind.PING))

@@ -73,7 +73,7 @@ def test_answers_out_of_order_close_the_connection_and_write_to_no_memory() -> N
 
 
 @pytest.mark.parametrize("kind", [Kind.PONG, Kind.FOUND, Kind.HERE, Kind.LEAVING, Kind.FAILED, Kind.CHALLENGE])
-def test_a_node_is_asked_and_told_nothing_else(kind: Kind) -> None:
+def test_nodes_accept_no_other_messages(kind: Kind) -> None:
     async def test() -> None:
         async with joined(Server()) as (_, node, wire):
             wire.ends[0].write(encode_frame(kind))

@@ -120,7 +120,7 @@ def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_
     assert directory.place(named(2), random.Random(1)) is None
 
 
-def test_an_object_larger_than_the_nodes_is_not_placed_and_nobody_goes_for_it() -> None:
+def test_an_object_larger_than_the_nodes_is_not_placed_and_evicts_nothing() -> None:
     directory = made(objects_a_node=2)
     put(directory, named(1))
     assert directory.place(named(2, 4 * SIZE), random.Random(1)) is None
@@ -235,7 +235,7 @@ def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
     assert doomed(directory) == [(0, shard_of(name, 1))]
 
 
-def test_shards_of_a_code_that_nobody_uses_are_strays() -> None:
+def test_shards_of_an_unused_code_are_strays() -> None:
     directory = made()
     strange = shard_of(named(1), 0, ErasureCode(5, 5))
     directory.reconcile(0, [strange])
@@ -298,7 +298,7 @@ def test_a_node_that_lists_more_than_its_limit_is_believed_and_gets_no_more() ->
     assert 0 not in put(directory, named(9)).values()
 
 
-def test_an_entry_takes_no_more_memory_than_is_said() -> None:
+def test_an_entry_takes_at_most_the_documented_memory() -> None:
     rng = random.Random(1)
     names = [f"{rng.getrandbits(32):08x}{8 << 20:08x}{rng.getrandbits(64):016x}" for _ in range(3000)]
     memory = Memory()

@@ -115,7 +115,7 @@ def test_each_frame_is_given_out_before_the_next_one_begins() -> None:
     assert [frame.kind for frame in frames] == [Kind.GET]
 
 
-def test_a_body_nobody_wants_is_thrown_away_and_the_next_frame_is_read() -> None:
+def test_an_unwanted_body_is_discarded_and_the_next_frame_is_read() -> None:
     receiver = Receiver(wants_bodies=False)
     receiver.receive(encode_frame(Kind.FOUND, {}, 3_000_000) + bytes(3_000_000) + PING)
     assert [(frame.kind, frame.body_bytes) for frame in receiver.frames] == [(Kind.FOUND, 3_000_000), (Kind.PING, 0)]

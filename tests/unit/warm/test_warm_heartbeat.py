@@ -119,7 +119,7 @@ def test_a_call_that_fails_ends_no_schedule() -> None:
     assert first.calls == second.calls == [60.0, 120.0, 180.0]
 
 
-def test_only_so_many_are_called_at_a_time_and_one_that_was_contacted_meanwhile_is_not() -> None:
+def test_concurrent_calls_are_limited_and_recently_contacted_nodes_are_skipped() -> None:
     async def work(nodes: list[Called]) -> None:
         await asyncio.sleep(65.0)
         nodes[-1].last_contact_seconds = 65.0

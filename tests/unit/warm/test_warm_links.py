@@ -82,7 +82,7 @@ def test_what_does_not_fit_the_window_waits_with_the_sender_who_is_paused() -> N
 
 
 @pytest.mark.parametrize("cut", [0, 1, 999, 1000, 1001, 4999])
-def test_a_link_is_cut_behind_exactly_so_many_bytes(cut: int) -> None:
+def test_a_link_is_cut_after_the_exact_number_of_bytes(cut: int) -> None:
     async def test(link: Link, first: Taker, second: Taker) -> None:
         first.end.cut_after(cut)
         first.end.write(bytes(5000))
@@ -123,7 +123,7 @@ def test_a_frozen_end_learns_of_the_cut_when_it_is_thawed() -> None:
     run(LinkConfig(), test)
 
 
-def test_a_split_link_loses_everything_and_tells_nobody() -> None:
+def test_a_split_link_loses_all_bytes_silently() -> None:
     async def test(link: Link, first: Taker, second: Taker) -> None:
         first.end.write(b"under way")
         link.split()

@@ -170,7 +170,7 @@ def test_what_a_node_holds_when_the_proxy_starts_is_unknown() -> None:
 
 @pytest.mark.parametrize("made", [awake, in_doubt])
 @pytest.mark.parametrize("digest", [NOTHING, NEWER])
-def test_a_stranger_does_not_pass_for_a_node_that_may_still_run(
+def test_an_unauthenticated_peer_is_not_taken_for_a_node_that_may_still_run(
     made: type[NodeStateMachine], digest: StoreVersion
 ) -> None:
     life = made()
@@ -198,7 +198,7 @@ def test_the_known_instance_may_dial_again_and_hold_more_than_it_could_say() -> 
     assert life.expected_version == NEWER
 
 
-def test_a_stranger_is_the_node_once_the_call_of_the_silent_one_has_ended() -> None:
+def test_a_new_instance_is_the_node_once_the_silent_one_s_call_has_ended() -> None:
     life = in_doubt()
     life.on_call_started()
     assert life.on_greeting(TWO, NOTHING, 5.0) is None
@@ -220,7 +220,7 @@ def test_a_node_whose_connection_broke_is_awaited_while_its_call_runs() -> None:
     assert life.must_invoke
 
 
-def test_a_node_that_said_bye_is_called_when_it_has_returned_lest_a_second_instance_starts() -> None:
+def test_a_node_that_said_bye_is_called_only_after_it_has_returned() -> None:
     life = awake()
     assert life.on_leaving(ONE, 5.0)
     assert not life.must_invoke
@@ -384,7 +384,7 @@ def test_an_instance_that_answers_with_three_wrong_shards_is_given_up_whatever_e
     )
 
 
-def test_an_instance_that_was_given_up_for_lies_is_distrusted_and_given_up_at_the_next_until_another_comes() -> None:
+def test_an_instance_given_up_for_wrong_answers_is_given_up_at_its_next_one() -> None:
     life = awake()
     assert [life.on_wrong_shard(ONE) for _ in range(3)] == [False, False, True]
     for _ in range(2):
@@ -397,7 +397,7 @@ def test_an_instance_that_was_given_up_for_lies_is_distrusted_and_given_up_at_th
     assert [life.on_wrong_shard(TWO) for _ in range(3)] == [False, False, True]
 
 
-def test_a_lie_is_held_against_the_instance_that_told_it_not_against_one_that_greeted_meanwhile() -> None:
+def test_a_wrong_answer_counts_against_its_own_instance_only() -> None:
     life = asleep()
     life.on_disconnected(ONE)
     assert life.on_greeting(TWO, NOTHING, 5.0) is NodeContents.NONE

@@ -58,7 +58,7 @@ def check_mute(test: Callable[[Tier, NodeClient, Mute], Awaitable[None]], **sett
     run_virtual(main())
 
 
-def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_reads_in_vain() -> None:
+def test_a_node_that_only_answers_pings_is_given_up_after_three_failed_reads() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(3):
             assert made.believed() == {"warm-0": {SHARD}}
@@ -71,7 +71,7 @@ def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_
     check_mute(test)
 
 
-def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
+def test_waiters_for_a_node_that_is_given_up_fail_at_once() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(2):
             assert not await made.kept(NAME, DATA)
@@ -89,7 +89,7 @@ def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
     check_mute(test, ping_seconds=0.5, wake_seconds=30.0)
 
 
-def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
+def test_concurrent_failed_reads_count_once() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
         assert node.state_machine.state is not NodeState.GONE

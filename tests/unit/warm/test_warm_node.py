@@ -160,7 +160,7 @@ def test_what_makes_no_sense_fails_and_changes_nothing(kind: Kind, head: dict[st
 # Invocations.
 
 
-def test_a_call_that_keeps_warm_dials_nobody_and_tells_what_is_held() -> None:
+def test_a_keep_warm_call_opens_no_connection_and_reports_the_content() -> None:
     async def main() -> None:
         listener = Listener()
         told = await listener.node.run(wake(task=NodeTask.WARM), 900.0)
@@ -239,7 +239,7 @@ def test_a_node_dials_anew_where_the_connection_from_before_is_of_no_use(why: st
     run_virtual(main())
 
 
-def test_what_one_invocation_was_told_does_not_stop_the_next() -> None:
+def test_a_stop_of_one_invocation_does_not_stop_the_next() -> None:
     async def main() -> None:
         listener, loop = Listener(), asyncio.get_running_loop()
         await listener.run(lambda proxy: proxy.request(Kind.STOP), linger_seconds=LINGER_SECONDS)

@@ -37,7 +37,7 @@ def test_a_wake_outlives_the_one_who_began_it_if_others_wait_too() -> None:
     check(test)
 
 
-def test_a_node_that_does_not_come_is_not_called_again_if_nobody_waits() -> None:
+def test_a_node_that_does_not_connect_is_not_called_again_without_waiters() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         made.platform.mood = Mood(warm_seconds=100.0)
         with pytest.raises(ConnectionLostError, match="not awake in time"):
@@ -48,7 +48,7 @@ def test_a_node_that_does_not_come_is_not_called_again_if_nobody_waits() -> None
     check(test, keep_warm_seconds=1000.0)
 
 
-def test_a_request_for_which_there_is_no_time_calls_nobody_at_its_end() -> None:
+def test_a_request_without_time_left_makes_no_call_at_its_end() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         made.platform.mood = Mood(failed=1.0)
         with pytest.raises(ConnectionLostError, match="not awake"):
@@ -184,7 +184,7 @@ def test_what_crosses_the_bye_of_a_node_is_answered_by_calling_it_again_once_it_
     check(test)
 
 
-def test_a_node_without_a_connection_is_told_to_dial_anew() -> None:
+def test_a_node_without_a_connection_is_asked_to_reconnect() -> None:
     """It cannot know that the proxy has lost it: it slept."""
 
     async def test(made: Tier, node: NodeClient) -> None:
@@ -272,7 +272,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
     check(test, fresh_seconds=0.0)
 
 
-def test_nobody_is_called_once_a_node_is_closed() -> None:
+def test_no_call_is_made_after_a_node_is_closed() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         made.platform.mood = Mood(warm_seconds=5.0)
         waiting = asyncio.ensure_future(ping(node))

@@ -58,7 +58,7 @@ def test_a_node_lingers_after_the_last_request_and_says_that_it_goes() -> None:
     run_virtual(check())
 
 
-def test_a_node_that_is_told_to_stop_does_not_linger() -> None:
+def test_a_node_that_is_stopped_does_not_linger() -> None:
     async def check() -> None:
         listener = Listener()
 

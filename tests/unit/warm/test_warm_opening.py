@@ -37,7 +37,7 @@ def test_a_code_that_takes_what_is_not_installed_is_refused(monkeypatch: pytest.
     open_warm_tier(FLEET, store=STORE)
 
 
-def test_processes_that_would_each_have_a_proxy_are_told_to_share_one() -> None:
+def test_processes_with_a_proxy_each_are_advised_to_share_one() -> None:
     with pytest.raises(ConfigError, match=r"4 processes read.*`stoker warm proxy`"):
         open_warm_tier(FLEET, store=STORE, processes=4)
     open_warm_tier("warm://127.0.0.1:7411", store=STORE, processes=4)
@@ -68,7 +68,7 @@ def test_a_proxy_elsewhere_is_read_as_any_tier_server() -> None:
         open_warm_tier("warm://10.0.0.5:7412", store=STORE)
 
 
-def test_without_a_tenant_s_secret_a_tier_is_this_process_s_alone_and_says_so(
+def test_without_a_tenant_s_secret_a_tier_is_private_to_the_process_and_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("STOKER_TIER_SECRET")

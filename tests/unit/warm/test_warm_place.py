@@ -84,7 +84,7 @@ def test_an_object_is_read_from_nodes_once_for_all_who_want_it_until_the_last_ha
     run(test)
 
 
-def test_a_reader_that_leaves_takes_the_object_from_nobody_and_the_last_one_gives_its_memory_back() -> None:
+def test_a_cancelled_reader_affects_no_other_and_the_last_one_releases_the_memory() -> None:
     async def test() -> None:
         async with Tier(CONFIG, link=LinkConfig(bytes_per_second=1e6)) as tier:
             place = await filled(tier)
@@ -135,7 +135,7 @@ def test_an_object_that_never_fits_or_that_nodes_have_lost_is_missing_and_leaves
     run(test)
 
 
-def test_a_read_that_fails_fails_for_all_who_wait_for_it() -> None:
+def test_a_failed_read_fails_for_all_its_waiters() -> None:
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             place = await filled(tier)

@@ -214,7 +214,7 @@ def test_a_slow_node_is_not_waited_for() -> None:
     check(test)
 
 
-def test_when_shelves_are_full_whole_objects_go_those_first_that_nobody_reads() -> None:
+def test_full_nodes_evict_whole_objects_unread_ones_first() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:3])
         assert await tier.kept(*OBJECTS[0])
@@ -316,7 +316,7 @@ def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> No
     check(test)
 
 
-def test_an_offer_that_nobody_could_begin_to_write_is_not_counted_for_ever() -> None:
+def test_an_offer_that_no_node_could_begin_is_not_counted_for_ever() -> None:
     async def test(tier: Tier) -> None:
         tier.proxy.objects.offer(NAME, memoryview(DATA))
         await tier.proxy.close()
@@ -342,7 +342,7 @@ def test_a_proxy_in_the_place_of_another_learns_what_nodes_hold(is_crash: bool) 
     check(test)
 
 
-def test_a_closed_proxy_calls_nobody_and_leaves_no_task() -> None:
+def test_a_closed_proxy_makes_no_call_and_leaves_no_task() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS)
         reading = [asyncio.ensure_future(tier.kept(*each)) for each in OBJECTS]

@@ -74,14 +74,14 @@ def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards
     assert SHARD_OVERHEAD_BYTES / 2 < memory_of(filled).kept_bytes / shards <= SHARD_OVERHEAD_BYTES + 8
 
 
-def test_a_shard_larger_than_the_limit_is_refused_and_nobody_goes() -> None:
+def test_a_shard_larger_than_the_limit_is_refused_and_evicts_nothing() -> None:
     store = shelf_with(A, B, room=2)
     digest = store.version
     assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - SHARD_OVERHEAD_BYTES + 1)) is None
     assert (store.list_ids(), store.version, store.held_bytes) == ([A, B], digest, 2 * TAKEN_BYTES)
 
 
-def test_a_shard_as_large_as_the_limit_makes_everybody_go() -> None:
+def test_a_shard_as_large_as_the_limit_evicts_all_others() -> None:
     store = shelf_with(A, B, room=2)
     assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - SHARD_OVERHEAD_BYTES)) == [A, B]
     assert (store.list_ids(), store.held_bytes) == ([C], store.limit_bytes)
@@ -100,7 +100,7 @@ def test_a_shard_takes_the_place_of_the_one_with_its_id() -> None:
     assert store.held_bytes == TAKEN_BYTES + SHARD_OVERHEAD_BYTES + 5
 
 
-def test_a_shard_that_grows_is_not_told_to_have_gone() -> None:
+def test_a_growing_shard_is_not_reported_as_evicted() -> None:
     store = shelf_with(A, B, C, room=3)
     assert store.set(A, OTHER_MAC, PAYLOAD + b"y") == [B]
     assert store.list_ids() == [A, C]
@@ -221,7 +221,7 @@ def test_pages_go_on_behind_an_id_that_has_gone() -> None:
     assert store.list_ids(B, 10) == [C, D]
 
 
-def test_an_evicted_payload_stays_as_it_is_for_who_sends_it() -> None:
+def test_an_evicted_payload_stays_unchanged_while_it_is_sent() -> None:
     store = ShardStore(TAKEN_BYTES)
     store.set(A, MAC, bytearray(PAYLOAD))
     found = store.get(A)

@@ -122,7 +122,7 @@ def certificate(request: pytest.FixtureRequest, tmp_path: Path) -> Pem | None:
     return certified(tmp_path) if request.param == "tls" else None
 
 
-def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certificate: Pem | None) -> None:
+def test_a_node_with_the_secret_is_authenticated(certificate: Pem | None) -> None:
     async def test() -> None:
         async with host(certificate) as made:
             node = await made.node()
@@ -191,7 +191,7 @@ def test_who_keeps_silent_is_sent_away_after_a_while(certificate: Pem | None, mo
     asyncio.run(test())
 
 
-def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Pem | None) -> None:
+def test_closing_the_listener_closes_unauthenticated_connections(certificate: Pem | None) -> None:
     async def test() -> None:
         before = open_files()
         async with host(certificate) as made:
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Pem | No
     asyncio.run(test())
 
 
-def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_long(
+def test_peers_without_secret_or_tls_are_disconnected_in_time(
     certificate: Pem | None,
 ) -> None:
     async def test() -> None:

@@ -114,7 +114,7 @@ def test_all_nodes_lost_is_no_more_than_a_cold_start() -> None:
     check("2+1", test)
 
 
-def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
+def test_objects_are_distinguished_by_their_bytes_not_by_their_keys() -> None:
     async def test(bench: Bench) -> None:
         key = REFS[0].key
         changed = BODIES[key][::-1]

@@ -66,7 +66,7 @@ def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one
     check(test)
 
 
-def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
+def test_the_second_call_is_made_although_the_waiters_have_left() -> None:
     """Otherwise the stranger would be the one with nothing to do at the next call, and believed."""
 
     async def test(made: Tier, node: NodeClient) -> None:

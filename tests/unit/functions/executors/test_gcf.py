@@ -144,7 +144,7 @@ def test_an_answer_that_is_not_a_functions_error_is_the_platforms(body: str) -> 
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[" * 100_000])
-def test_a_success_that_is_no_json_is_somebody_elses_and_called_again(body: str) -> None:
+def test_a_success_without_json_is_not_the_function_s_and_is_retried(body: str) -> None:
     error, _, _ = called(answering(200, body))
     assert isinstance(error, ServerError)
 

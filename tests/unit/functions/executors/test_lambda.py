@@ -140,7 +140,7 @@ def test_how_a_function_ended_is_a_typed_error(said: dict[str, Any], kind: type[
     assert message in str(error)
 
 
-def test_an_answer_that_is_not_json_comes_from_somebody_else() -> None:
+def test_an_answer_without_json_is_not_the_function_s() -> None:
     error, _ = called(answering(200, "<html>welcome</html>"))
     assert isinstance(error, ServerError)
 
@@ -206,7 +206,7 @@ def test_the_region_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert "/ap-south-1/lambda/aws4_request" in endpoint.seen[0][0].headers["Authorization"]
 
 
-def test_without_a_region_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
@@ -214,7 +214,7 @@ def test_without_a_region_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) ->
         entered()
 
 
-def test_without_credentials_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

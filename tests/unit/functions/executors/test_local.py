@@ -61,7 +61,7 @@ def test_workers_are_as_many_as_calls_at_once_are_reused_and_gone_at_the_end() -
     assert not workers()
 
 
-def test_a_worker_that_is_killed_is_told_by_its_signal_and_replaced() -> None:
+def test_a_killed_worker_is_reported_with_its_signal_and_replaced() -> None:
     async def work() -> Answer:
         async with LocalExecutor(own_functions(concurrency=1)) as executor:
             with pytest.raises(ConnectionLostError, match="the worker that ran perish was killed by SIGKILL"):
@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_is_told_by_its_signal_and_replaced() -> None:
     assert not workers()
 
 
-def test_a_worker_that_cannot_start_is_told_by_its_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_cannot_start_is_reported_with_its_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
         options = ExecutorOptions(environment={"PYTHONPATH": "", "PYTHONHOME": "/nowhere"})
         async with LocalExecutor(options) as executor:

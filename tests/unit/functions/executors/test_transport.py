@@ -59,7 +59,7 @@ def test_more_calls_than_a_pool_of_connections_run_at_once() -> None:
     assert asyncio.run(most_at_once()) == 150
 
 
-def test_certificates_that_cannot_be_read_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_certificates_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such/file")
 
     async def opened() -> None:

@@ -132,7 +132,7 @@ def fitting(response: Response) -> int:
 
 @settings(max_examples=15)
 @given(st.integers(6000, 14_000), st.integers(0, SAMPLES - 1))
-def test_of_a_batch_that_is_too_large_the_size_that_fits_is_told_and_fits(limit: int, position: int) -> None:
+def test_a_too_large_batch_is_refused_with_a_size_that_fits(limit: int, position: int) -> None:
     url = packed()
     response = batch(url, position, "size=16384", answer_bytes=limit)
     if response.status == 200:

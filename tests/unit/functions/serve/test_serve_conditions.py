@@ -27,12 +27,12 @@ ETAG = '"abc"'
         ({"if-match": ETAG, "if-none-match": ETAG}, True),
     ],
 )
-def test_a_client_that_has_the_object_is_told_so(headers: dict[str, str], unchanged: bool) -> None:
+def test_a_client_with_the_object_gets_not_modified(headers: dict[str, str], unchanged: bool) -> None:
     assert is_not_modified(headers, ETAG) is unchanged
 
 
 @pytest.mark.parametrize("wanted", ['"x"', f"W/{ETAG}", '""', '"ABC"'])
-def test_another_object_than_the_one_that_is_wanted_is_412(wanted: str) -> None:
+def test_another_object_than_the_expected_one_is_412(wanted: str) -> None:
     with pytest.raises(HttpError) as caught:
         is_not_modified({"if-match": wanted, "if-none-match": ETAG}, ETAG)
     assert caught.value.status == 412
@@ -103,7 +103,7 @@ def test_a_range_of_another_object_is_ignored() -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 120))
-def test_what_is_answered_lies_within_the_object_and_within_what_was_asked(first: int, last: int, size: int) -> None:
+def test_the_returned_range_is_within_the_object_and_the_request(first: int, last: int, size: int) -> None:
     headers = {"range": f"bytes={first}-{last}"}
     if first < size and first <= last:
         assert parse_range(headers, size, ETAG) == (first, min(last + 1, size))

@@ -77,7 +77,7 @@ def packed() -> tuple[str, Manifest]:
 
 @settings(max_examples=300)
 @given(st.builds(Request, method=methods, path=paths, query=queries, headers=headers))
-def test_every_request_has_an_answer_and_touches_only_what_the_manifest_speaks_of(request: Request) -> None:
+def test_every_request_is_answered_and_reads_only_objects_of_the_manifest(request: Request) -> None:
     url, manifest = packed()
     watched = WatchedStore(open_store(url))
     response: Response = with_service(serving(url), lambda service: service.answer(request), store=lambda _: watched)

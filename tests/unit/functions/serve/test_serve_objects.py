@@ -48,7 +48,7 @@ def stored(url: str, key: str) -> tuple[bytes, ObjectInfo]:
     return found
 
 
-def test_a_manifest_is_answered_as_it_lies_in_the_bucket(url: str) -> None:
+def test_a_manifest_is_served_unchanged(url: str) -> None:
     body, info = stored(url, POINTER_KEY)
     response = ask(serving(url), "/v1/ds/manifest")
     assert (response.status, response.body) == (200, body)
@@ -92,7 +92,7 @@ def test_a_range_is_answered_with_its_place_in_the_object(url: str, manifest: Ma
     assert beyond.headers["Content-Range"] == f"bytes */{info.size_bytes}"
 
 
-def test_who_has_it_already_is_told_so_without_its_bytes(url: str) -> None:
+def test_a_client_with_the_manifest_gets_not_modified(url: str) -> None:
     for path, query in (("/v1/ds/manifest", ""), ("/v1/ds/super-samples/1", ""), ("/v1/ds/batches/3", "size=2")):
         etag = ask(serving(url), path, query).headers["ETag"]
         response = ask(serving(url), path, query, headers={"if-none-match": etag})
@@ -172,7 +172,7 @@ def test_what_is_larger_than_an_answer_is_to_be_read_from_the_bucket(url: str, m
 
 
 @pytest.mark.parametrize("store", [open_store, lambda url: NotSigning(open_store(url))])
-def test_where_no_url_can_be_signed_a_client_is_told_to_ask_for_ranges(
+def test_without_signed_urls_clients_are_asked_to_request_ranges(
     url: str, store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     response = ask(serving(url, answer_bytes=500), "/v1/ds/super-samples/1", store=store)
@@ -262,7 +262,7 @@ def test_a_version_that_does_not_exist_is_not_found_without_the_right_to_list(ur
     assert ask(serving(url), f"/v1/ds/{path}", f"version=1{size}", store=denied, method=method).status == 500
 
 
-def test_what_nobody_foresaw_is_left_to_the_platform(url: str) -> None:
+def test_unexpected_errors_are_left_to_the_platform(url: str) -> None:
     def broken(_: str) -> Store:
         raise ZeroDivisionError
 
@@ -315,7 +315,7 @@ def test_a_copied_bucket_is_answered_from_under_its_own_tags(url: str, manifest:
     assert sent_on.headers["Location"].endswith(f"&tag={info.tag}"), "another generation cannot be read there"
 
 
-def test_nobody_is_sent_to_what_is_not_there(url: str, manifest: Manifest) -> None:
+def test_there_is_no_redirect_to_a_missing_object(url: str, manifest: Manifest) -> None:
     def emptied(at: str) -> Store:
         store = Failing(Signing(open_store(at)))
         store.error, store.beginning = NotFoundError("MARKER"), "data/"
@@ -333,7 +333,7 @@ def get(service: Service, path: str, query: str = "") -> Any:
     return service.answer(Request(method="GET", path=path, query=query))
 
 
-def test_a_new_version_is_seen_by_the_next_request_and_an_old_one_stays() -> None:
+def test_the_next_request_gets_a_new_version_and_old_ones_stay() -> None:
     url = pack_numbers(30)
 
     async def use(service: Service) -> None:

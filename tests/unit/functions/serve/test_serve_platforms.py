@@ -76,7 +76,7 @@ def test_an_event_of_another_kind_is_refused(event: Any) -> None:
         from_lambda_url(event)
 
 
-def test_a_response_is_what_a_function_url_wants() -> None:
+def test_a_response_has_the_form_of_function_urls() -> None:
     body = bytes(range(256))
     answer = to_lambda_url(Response(status=206, headers={"ETag": '"x"'}, body=body))
     assert (answer["statusCode"], b64decode(answer["body"]), answer["isBase64Encoded"]) == (206, body, True)
@@ -163,12 +163,12 @@ def test_an_answer_is_sent_piece_by_piece_and_never_copied_whole() -> None:
     assert (only["body"], only["more_body"]) == (b"", False)
 
 
-def test_what_a_client_has_already_is_not_said_to_have_no_bytes() -> None:
+def test_a_not_modified_response_has_no_content_length() -> None:
     start, _ = sent_by(to_asgi(Response(status=304, headers={"ETag": '"x"'})), {})
     assert b"content-length" not in dict(start["headers"])
 
 
-def test_a_refusal_of_a_head_has_the_length_of_what_a_get_is_told() -> None:
+def test_an_error_for_head_has_the_content_length_of_that_for_get() -> None:
     refusal = HttpError(404, "not-found", "there is none")
     asked, seen = refusal.response(), refusal.response(with_body=False)
     assert seen.body == b""

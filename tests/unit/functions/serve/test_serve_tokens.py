@@ -78,7 +78,7 @@ GOOD = token_for("train")
         "Bearer é",
     ],
 )
-def test_without_a_valid_token_nothing_is_said_of_anything(config: ServeConfig, authorization: str | None) -> None:
+def test_without_a_valid_token_nothing_is_disclosed(config: ServeConfig, authorization: str | None) -> None:
     refused = [answer(config, authorization, path) for path in ("/v1/train/manifest", "/v1/nothing/manifest", "/../x")]
     refused.append(answer(config, authorization, method="DELETE"))
     assert [(each.status, error_of(each)) for each in refused] == [(401, "unauthorized")] * 4

@@ -113,7 +113,7 @@ def test_a_body_must_be_the_one_whose_hash_the_request_names() -> None:
         authority().authenticate(request, b"b")
 
 
-def test_an_unsigned_request_is_told_that_a_token_is_missing() -> None:
+def test_an_unsigned_request_is_refused_with_the_missing_token() -> None:
     with pytest.raises(ServiceError) as refusal:
         authority().authenticate(received(f"{URL}/", {}), b"")
     answer = refusal.value.response()
@@ -133,9 +133,7 @@ _QUERIES = st.lists(st.sampled_from(["X-Amz-Signature", "X-Amz-Expires", "a", "=
 
 
 @given(authorization=_TEXTS | _CLAIMS | st.none(), date=_TEXTS | st.just("20260101T000000Z"), query=_QUERIES)
-def test_nobody_gets_in_by_chance_and_every_refusal_is_typed(
-    authorization: str | None, date: str, query: list[str]
-) -> None:
+def test_random_requests_are_refused_with_typed_errors(authorization: str | None, date: str, query: list[str]) -> None:
     headers = {"X-Amz-Date": date} if authorization is None else {"Authorization": authorization, "X-Amz-Date": date}
     with pytest.raises(ServiceError):
         authority().authenticate(received(f"{URL}/p?{''.join(query)}", headers), b"")

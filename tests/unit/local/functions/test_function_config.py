@@ -241,7 +241,7 @@ def test_no_representation_shows_a_variable_a_token_or_a_key() -> None:
     ],
     ids=["lambda", "google"],
 )
-def test_a_runtime_that_is_not_installed_is_told_at_the_start(
+def test_a_missing_runtime_is_reported_at_the_start(
     config: dict[str, Any], runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_local.functions._cloud.find_spec", lambda name: None)
@@ -280,7 +280,7 @@ def test_a_mistake_in_a_file_of_the_program_names_the_file(
     assert message in said
 
 
-def test_without_its_runtime_the_program_says_so_in_one_line(
+def test_a_missing_runtime_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("stoker_local.functions._cloud.find_spec", lambda name: None)

@@ -36,7 +36,7 @@ def test_of_much_that_is_written_the_end_is_kept() -> None:
     asyncio.run(scenario())
 
 
-def test_taking_ends_though_somebody_writes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_output_ends_although_a_process_writes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         output = OutputPipe()
         with monkeypatch.context() as patched:

@@ -50,7 +50,7 @@ def names(instances: Iterable[Idler]) -> list[str]:
     return [instance.name for instance in instances]
 
 
-def test_an_instance_is_taken_back_when_it_has_been_idle_for_so_long() -> None:
+def test_an_instance_is_reclaimed_after_its_idle_time() -> None:
     async def scenario() -> None:
         async with pool_of("a", "b") as (pool, ledger):
             a, b = pool.idle

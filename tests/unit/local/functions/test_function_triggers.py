@@ -64,7 +64,7 @@ def test_the_first_message_of_a_notification_is_a_test_without_records() -> None
         ("in/a.jpg", "cooked", False),
     ],
 )
-def test_a_queue_is_told_of_its_bucket_prefix_and_suffix_only(key: str, bucket: str, told: bool) -> None:
+def test_a_queue_gets_notifications_of_its_bucket_prefix_and_suffix_only(key: str, bucket: str, told: bool) -> None:
     notification = Notification(bucket="raw", queue="q", prefix="in/", suffix=".jpg")
     assert matches(notification, created(key, bucket)) is told
 
