@@ -48,8 +48,7 @@ def takes_context(function: Callable[..., Any], label: str = "the function", *, 
     except TypeError as error:
         remedy = (
             f"only decode and transform get a {_CONTEXT_PARAMETER!r}, since the samples of a batch depend on "
-            f"its size and on the "
-            "ranks: draw random numbers there, and return them with the sample"
+            "its size and on the ranks: draw random numbers there, and return them with the sample"
             if is_of_batch
             else (
                 f"it is called with one value, and with the sample's SampleContext if it has a parameter "

@@ -78,10 +78,8 @@ class RandomResizedCrop:
             area, ratio, down, right = uniform[_NUMBERS_PER_ATTEMPT * attempt : _NUMBERS_PER_ATTEMPT * (attempt + 1)]
             area_pixels = height * width * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
             proportion = math.exp(shortest + ratio * (longest - shortest))
-            part_width, part_height = (
-                round(math.sqrt(area_pixels * proportion)),
-                round(math.sqrt(area_pixels / proportion)),
-            )
+            part_width = round(math.sqrt(area_pixels * proportion))
+            part_height = round(math.sqrt(area_pixels / proportion))
             if 0 < part_width <= width and 0 < part_height <= height:
                 top, left = int(down * (height - part_height + 1)), int(right * (width - part_width + 1))
                 return top, left, part_height, part_width

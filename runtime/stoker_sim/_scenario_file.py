@@ -425,10 +425,8 @@ def _parse_latency(section: TomlSection, default: Latency, max_seconds: float = 
     if "late_fraction" not in section:
         section.reject_unread()
         return usual
-    fraction, seconds = (
-        section.number("late_fraction", max_value=1.0),
-        section.number("late_seconds", max_value=MAX_SECONDS),
-    )
+    fraction = section.number("late_fraction", max_value=1.0)
+    seconds = section.number("late_seconds", max_value=MAX_SECONDS)
     return section.create(LateTail, usual=usual, fraction=fraction, seconds=seconds)
 
 

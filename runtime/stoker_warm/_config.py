@@ -149,28 +149,27 @@ def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) ->
     if ("certificate" in settings) != ("key" in settings):
         raise ConfigError("certificate= and key=, the PEM files of the proxy, must be given together")
     executor, bucket = _EXECUTORS[scheme]
-    fleet = WarmDeployment(
+    deployment = WarmDeployment(
         executor=executor,
         options=ExecutorOptions(prefix=prefix, **_parse_settings(EXECUTOR_SETTINGS, settings)),
         config=WarmConfig(**_parse_settings(_CONFIG_SETTINGS, settings)),
         certificate=(Path(settings["certificate"]), Path(settings["key"])) if "key" in settings else None,
         **{"bucket": bucket} | _parse_settings(_DEPLOYMENT_SETTINGS, settings),
     )
-    if fleet.listen.is_everywhere and fleet.advertised is None:
+    if deployment.listen.is_everywhere and deployment.advertised is None:
         raise ConfigError(
-            f"nodes cannot connect to {fleet.listen.host}; add advertise=, an address at which they reach this process"
+            f"nodes cannot connect to {deployment.listen.host}; add advertise=, an address at which they reach this "
+            "process"
         )
-    if fleet.advertised is not None and not fleet.advertised.port:
-        raise ConfigError(f"nodes cannot connect to advertise={fleet.advertised}; give a port other than 0")
-    return fleet
+    if deployment.advertised is not None and not deployment.advertised.port:
+        raise ConfigError(f"nodes cannot connect to advertise={deployment.advertised}; give a port other than 0")
+    return deployment
 
 
 def _parse_query(query: str) -> dict[str, str]:
     """Parse a query string. A plus is not decoded, as in ``code=10+2``; errors do not repeat values."""
-    known, settings = (
-        {*_CONFIG_SETTINGS, *EXECUTOR_SETTINGS, "certificate", "key", *_DEPLOYMENT_SETTINGS},
-        dict[str, str](),
-    )
+    known = {*_CONFIG_SETTINGS, *EXECUTOR_SETTINGS, "certificate", "key", *_DEPLOYMENT_SETTINGS}
+    settings: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         name, _, value = pair.partition("=")
         if name not in known and name not in _REMOVED_SETTINGS:
@@ -195,10 +194,10 @@ _Parsers = Mapping[str, tuple[str, Callable[[str], Any]]]
 def _parse_settings(parsers: _Parsers, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return field → value for the given settings."""
     values = dict[str, Any]()
-    for name, (field_name, read) in parsers.items():
+    for name, (field_name, parse) in parsers.items():
         try:
             if name in settings:
-                values[field_name] = read(settings[name])
+                values[field_name] = parse(settings[name])
         except ConfigError as error:
             raise ConfigError(f"{name} of a warm tier: {error}") from None
     return values

@@ -176,7 +176,7 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         (
             "[stores.gs]",
             "[stores.Google]",
-            "'Google' is not a valid name of a store in the price file: use a name such as r2",
+            "the name of a store in the price file must be made of .* such as r2 or minio, not 'Google'",
         ),
         (
             'endpoints = ["*.r2',

@@ -69,9 +69,8 @@ def check_store_name(name: object) -> None:
     """Raise ConfigError unless the name is valid for a store in a price file."""
     if not isinstance(name, str) or not _STORE_NAME.fullmatch(name):
         raise ConfigError(
-            f"{quote_value(name)} is not a valid name of a store in the price file: use a name such as r2 or "
-            f"minio, of a-z, "
-            "0-9, . _ and -"
+            f"the name of a store in the price file must be made of a-z, 0-9, . _ and -, such as r2 or minio, not "
+            f"{quote_value(name)}"
         )
 
 

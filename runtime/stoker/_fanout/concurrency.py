@@ -152,8 +152,8 @@ class Ramp:
 
     def _wait_seconds(self) -> float:
         """Return for how many seconds the limit must be reached before it grows."""
-        is_at_the_most_taken = self._max_accepted is not None and self.limit >= self._max_accepted
-        return self._period_seconds * (_PAUSE_PERIODS if is_at_the_most_taken else 1)
+        is_at_accepted_limit = self._max_accepted is not None and self.limit >= self._max_accepted
+        return self._period_seconds * (_PAUSE_PERIODS if is_at_accepted_limit else 1)
 
 
 _MIN_CALLS = 3

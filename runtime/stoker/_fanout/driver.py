@@ -370,9 +370,8 @@ def _create_error(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> F
         named.append(f"and {more} more")
     others = "; the others are done and stay so" if len(failures) < len(tasks) else ""
     return FanoutError(
-        f"{len(failures)} of {format_count(len(tasks), 'task')} failed{others}: run the same command again once "
-        f"the cause "
-        f"is fixed ({'; '.join(named)})",
+        f"{len(failures)} of {format_count(len(tasks), 'task')} failed{others}: run the same command again once the "
+        f"cause is fixed ({'; '.join(named)})",
         failures,
     )
 

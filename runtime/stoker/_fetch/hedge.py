@@ -131,19 +131,18 @@ class TransferTimes:
         self._new_transfers = 0
         recent = list(self._recent)
         sizes = [size for size, _ in recent]
-        is_alike = max(sizes) - min(sizes) <= MIN_SIZE_SPREAD * max(
-            sizes
-        )  # the usual case: no pair needs to be compared
+        # Usually all sizes are similar, and no pair needs to be compared.
+        are_similar = max(sizes) - min(sizes) <= MIN_SIZE_SPREAD * max(sizes)
         slopes = [
             (seconds - other_seconds) / (size - other_size)
-            for position, (size, seconds) in enumerate(() if is_alike else recent)
+            for position, (size, seconds) in enumerate(() if are_similar else recent)
             for other_size, other_seconds in recent[:position]
             if abs(size - other_size) > MIN_SIZE_SPREAD * max(size, other_size)
         ]
         self._largest_bytes = max(1, *sizes)
         self._per_byte_seconds = max(0.0, median(slopes)) if slopes else 0.0
-        rests = (seconds - self._per_byte_seconds * size for size, seconds in recent)
-        self._first_byte_seconds = max(0.0, median(rests))
+        remainders = (seconds - self._per_byte_seconds * size for size, seconds in recent)
+        self._first_byte_seconds = max(0.0, median(remainders))
 
 
 class HedgePolicy:

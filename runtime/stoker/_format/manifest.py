@@ -207,10 +207,8 @@ class Manifest:
     ) -> Manifest:
         """Create a manifest from super-samples, each with its pack run, in the given order."""
         places = list(packed)
-        rows, runs = (
-            ManifestRows.of([each for _, each in places]),
-            group_runs((run, each.ordinal) for run, each in places),
-        )
+        rows = ManifestRows.of([each for _, each in places])
+        runs = group_runs((run, each.ordinal) for run, each in places)
         return cls(dataset=dataset, version=version, schema=schema, rows=rows, runs=runs)
 
     def __len__(self) -> int:

@@ -219,8 +219,7 @@ async def _check_none_waits(store: RetryingStore, contents: _StoreContents, aban
     if waiting:
         raise PackError(
             f"the next commit to {store.url} adds {format_count(len(waiting), 'run')} that --abandoned names, "
-            f"because they "
-            f"are complete: {', '.join(waiting[:_MAX_SHOWN_RUNS])}; nothing was deleted"
+            f"because they are complete: {', '.join(waiting[:_MAX_SHOWN_RUNS])}; nothing was deleted"
         )
 
 

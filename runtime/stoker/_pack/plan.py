@@ -232,8 +232,7 @@ async def _plan_resumed_run(store: Store, record: PackRecord, tag: str, base: Ma
     if is_in_manifest and record.state == "packing":
         raise PackError(
             f"an unfinished pack of this source ({format_count(len(record), 'super-sample')}) was adopted into "
-            f"the data "
-            f"set at {store.url} by rebuild-manifest; pack the missing samples under another name with source="
+            f"the data set at {store.url} by rebuild-manifest; pack the missing samples under another name with source="
         )
     if base is not None and record.mode == "create" and not is_in_manifest:
         raise _exists_error(store, base)

@@ -40,15 +40,12 @@ class UnauthenticatedConnections:
         max_connections: int,
         timeout_seconds: float,
     ) -> None:
-        self._create_protocol, self._context, self._max_connections, self._timeout_seconds = (
-            create_protocol,
-            context,
-            max_connections,
-            timeout_seconds,
-        )
-        self._connections: dict[
-            asyncio.BaseProtocol, _UnauthenticatedConnection
-        ] = {}  # by protocol; the oldest connection comes first
+        self._create_protocol = create_protocol
+        self._context = context
+        self._max_connections = max_connections
+        self._timeout_seconds = timeout_seconds
+        # The oldest connection comes first.
+        self._connections: dict[asyncio.BaseProtocol, _UnauthenticatedConnection] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:

@@ -360,10 +360,8 @@ class HttpBucketStore(HttpObjectStore[_A]):
     malformed_message = "the response is malformed"
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
-        first, after = (
-            self._location.within_bucket(prefix),
-            self._location.within_bucket(start_after) if start_after else "",
-        )
+        first = self._location.within_bucket(prefix)
+        after = self._location.within_bucket(start_after) if start_after else ""
         token = ""
         while True:
             infos, following = await self._page(first, after, token)

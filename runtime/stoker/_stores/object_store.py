@@ -143,8 +143,7 @@ class ObjectStore:
         """Return the error for a method that this store does not implement."""
         return PermissionDeniedError(
             f"{self.url}/{make_printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no "
-            f"{method}(); give "
-            "the URL of a store that can"
+            f"{method}(); give the URL of a store that can"
         )
 
     @property
@@ -218,8 +217,8 @@ class MeteredStore(ObjectStore):
             if not conditions.keys() <= inspect.signature(put).parameters.keys():
                 raise StoreError(
                     f"{self.url}/{make_printable(key)}: this store cannot write conditionally, so another "
-                    f"writer might go "
-                    f"unnoticed: put() of {self._name} takes no if_absent and if_tag; use a store that supports them"
+                    f"writer might go unnoticed: put() of {self._name} takes no if_absent and if_tag; use a store "
+                    "that supports them"
                 )
             info: ObjectInfo = await put(key, data, **conditions)
         return info

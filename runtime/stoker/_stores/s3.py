@@ -296,7 +296,7 @@ class S3Store(HttpBucketStore[S3StoreClient]):
         if "ETag" not in reply.headers:
             raise UnexpectedAnswerError(
                 f"{self._location.object_url(key)}: the endpoint sends no ETag, which stoker needs to detect "
-                f"changed objects"
+                "changed objects"
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=reply.headers["ETag"].strip('"'))
 

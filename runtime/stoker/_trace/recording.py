@@ -210,10 +210,8 @@ class _ProcessParser:
             case "batch":
                 yield from self.flush()
                 _parse_interval(event)
-                self._batch, self._epoch = (
-                    _parse_integer(event["args"]["batch"]),
-                    _parse_integer(event["args"]["epoch"]),
-                )
+                self._batch = _parse_integer(event["args"]["batch"])
+                self._epoch = _parse_integer(event["args"]["epoch"])
             case "wait":
                 args = event["args"]
                 if args["batch"] != self._batch:

@@ -116,8 +116,8 @@ async def run_compact(args: Namespace) -> int:
     if done.objects_before:
         print(
             f"{format_count(done.objects_before, 'super-sample')} became {done.objects_after:,}: version "
-            f"{version}; when no "
-            "training reads an older version, delete the old ones with: stoker gc --keep-versions 1 --delete"
+            f"{version}; when no training reads an older version, delete the old ones with: "
+            "stoker gc --keep-versions 1 --delete"
         )
         if left:
             print(f"{format_count(left, 'small super-sample')} left: run the command again")
@@ -265,8 +265,7 @@ async def run_rm(args: Namespace) -> int:
     if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # may lead to other data
         raise ConfigError(
             f"{make_printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove "
-            f"the link "
-            "first, or name the data set that it leads to"
+            "the link first, or name the data set that it leads to"
         )
     bill = RequestCosts()
     async with open_store_from_args(args) as inner:

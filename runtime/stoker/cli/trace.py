@@ -116,10 +116,8 @@ def _worst_wait_rows(summary: TraceSummary) -> list[tuple[str, ...]]:
     for process, wait in summary.worst():
         (phase, key), seconds = next(iter(wait.by_cause().items()))
         at, batch = f"{wait.spans[0].begin_seconds:.3f} s", f"{wait.epoch}/{wait.batch}"
-        share, rank = (
-            f"{seconds / wait.seconds:.0%}",
-            make_printable(summary.names.get(process, "")) if has_ranks else "",
-        )
+        share = f"{seconds / wait.seconds:.0%}"
+        rank = make_printable(summary.names.get(process, "")) if has_ranks else ""
         rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, make_printable(key), rank))
     return rows
 

@@ -323,10 +323,8 @@ def _by_life(size: _SimulationSize, lives: Sequence[int]) -> tuple[Table, Panel]
             name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
             series.append(Series(name, lives, rates))
     series.append(_published_rates(_FITTED_RECLAIM.mean_life_seconds / 60))
-    title, note = (
-        "Objects that last an hour, 10+2 in 400 functions",
-        "the published points stand at the life that was fitted to them",
-    )
+    title = "Objects that last an hour, 10+2 in 400 functions"
+    note = "the published points are drawn at the mean life that was fitted to them"
     return table, Panel(title, "mean life of an instance (min)", _KEPT, series, x_log=True, note=note)
 
 

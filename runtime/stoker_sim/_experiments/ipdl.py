@@ -382,11 +382,8 @@ def _run_workers(place: _StoreCase, workers: int, batches: int) -> _LoaderResult
 
 
 def _run_schedule(place: _StoreCase, depth: int, readers: int, batches: int) -> _LoaderResult:
-    manifest, steps, processors = (
-        _dataset(),
-        _StepLatency(),
-        Processors(place.cores - 1),
-    )  # one core runs the training loop
+    manifest, steps = _dataset(), _StepLatency()
+    processors = Processors(place.cores - 1)  # one core runs the training loop
     feed = PipelineConfig(
         order=OrderConfig(seed=_SEED, window=1),
         batch_size=_BATCH,

@@ -349,6 +349,5 @@ def _remark(kind: str, errors: Sequence[float]) -> str:
     within = sum(size < _GOOD for size in sizes) / len(sizes)
     return (
         f"{kind}: {format_count(len(sizes), 'case')}, error {median(sizes):.1%} in the median and "
-        f"{sizes[-1]:.1%} at most; "
-        f"{within:.0%} of them are within {_GOOD:.0%}."
+        f"{sizes[-1]:.1%} at most; {within:.0%} of them are within {_GOOD:.0%}."
     )
