@@ -134,7 +134,8 @@ def parse_storage_object(data: object) -> NotifiedObject:
         EventError: ``data`` is not such a body.
     """
     fields = JsonFields(data, "storage event")
-    size, generation = fields.text("size", pattern="[0-9]{1,15}"), fields.text("generation", pattern="[0-9]{1,19}")
+    size = fields.text("size", pattern="[0-9]{1,15}")
+    generation = fields.text("generation", pattern="[0-9]{1,19}")
     info = ObjectInfo(key=fields.text("name"), size_bytes=int(size), tag=generation)
     return NotifiedObject(f"gs://{fields.text('bucket', pattern='[A-Za-z0-9._-]{3,222}')}", info)
 
@@ -387,7 +388,8 @@ class _SourcePacker:
 
     async def _create_part(self, objects: Sequence[ObjectInfo]) -> tuple[SourcePart, ObjectSource | None]:
         """Return the part of raw objects, and its samples if they were opened to find the columns."""
-        target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
+        target = self._target
+        ordered = tuple(sorted(objects, key=lambda info: info.key.encode()))
         schema, opened = target.schema, None
         if schema is None:
             listing = SourceListing(self._source, self._deployment.source_store(self._source), ordered, is_folder=False)

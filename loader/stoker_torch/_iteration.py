@@ -232,7 +232,8 @@ class LoaderResources:
         options: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}
         if config.shuffle != "materialized":
             return BatchPipeline(*arguments, **options)
-        budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*arguments, **options)
+        budget = Budget.of(config.budget)
+        pipeline = MaterializedPipeline(*arguments, **options)
 
         def check(epoch: BatchPipeline) -> None:
             LoaderPlan.of(epoch, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)

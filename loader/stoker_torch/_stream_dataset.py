@@ -102,7 +102,9 @@ class StreamDataset(IterableDataset[Any]):
 
     @takes_settings(StreamArguments)
     def __init__(self, config: StreamArguments) -> None:
-        self.url, self.batch_size, self.config = url_of(config.url), config.batch_size, config
+        self.url = url_of(config.url)
+        self.batch_size = config.batch_size
+        self.config = config
         self._budget = Budget.of(config.budget)
         self._check_settings()
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)

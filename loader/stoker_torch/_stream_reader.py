@@ -230,7 +230,8 @@ class StreamReader:
         self.pipeline = resources.active_pipeline = resources.create_pipeline(manifest, pipeline_config)
         assert isinstance(self.pipeline.partition, WorkerSharding)  # noqa: S101 - the config names workers
         self.share = self.pipeline.partition
-        config, threads = resources.config, 1 if worker.is_child else os.cpu_count() or 1
+        config = resources.config
+        threads = 1 if worker.is_child else os.cpu_count() or 1
         by_sample = bool(config.decode) or config.transform is not None
         collate = list if self.is_chunked and by_sample else None
         if has_functions(config):

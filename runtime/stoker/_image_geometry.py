@@ -81,7 +81,8 @@ class RandomResizedCrop:
             part_width = round(math.sqrt(area_pixels * proportion))
             part_height = round(math.sqrt(area_pixels / proportion))
             if 0 < part_width <= width and 0 < part_height <= height:
-                top, left = int(down * (height - part_height + 1)), int(right * (width - part_width + 1))
+                top = int(down * (height - part_height + 1))
+                left = int(right * (width - part_width + 1))
                 return top, left, part_height, part_width
         return self._central_crop(height, width)
 

@@ -161,7 +161,8 @@ def _try_predict(workload: PlannedTraining) -> tuple[Prediction | None, str]:
 def _advise_super_sample_size(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest a super-sample size if the present one is far from the right one."""
     manifest = given.manifest
-    average, good = manifest.size_bytes / len(manifest), _suitable_super_sample_bytes(given, resources)
+    average = manifest.size_bytes / len(manifest)
+    good = _suitable_super_sample_bytes(given, resources)
     average_text, is_small = format_bytes(average), average < good / _TOO_SMALL_FACTOR
     if (
         not is_small

@@ -225,7 +225,10 @@ def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) ->
         slots_ahead: number of slots of each rank for fetches ahead.
         hit_rate: fraction of bytes and requests that a cache serves, 0 to 1: κ.
     """
-    feed, bucket, nodes, missed = workload.feed, workload.bucket, workload.nodes, 1.0 - hit_rate
+    feed = workload.feed
+    bucket = workload.bucket
+    nodes = workload.nodes
+    missed = 1.0 - hit_rate
     rng = random.Random(0)  # noqa: S311 - a model's
     first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
     concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, slots_ahead))
@@ -393,7 +396,8 @@ def _first_batch_range(
     few = scale_down_to_start(small, _START_WINDOWS * window * ranks)
     others = [_first_batch_seconds(_simulate(few, 0.0, seed + each, 1)) for each in range(1, starts)]
     low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
-    least_seconds, most_seconds = low + min([begun, *others]), high + max([begun, *others])
+    least_seconds = low + min([begun, *others])
+    most_seconds = high + max([begun, *others])
     return least_seconds / _START_SPREAD, most_seconds * _START_SPREAD
 
 

@@ -154,7 +154,8 @@ class Scenario(BoundedConfig):
             MemoryBudgetError: the memory is too small for the order; the error names the size that fits.
         """
         feed, manifest = self.feed, self.manifest
-        fixed_bytes, sharding = manifest.file_bytes + feed.held_bytes, feed.sharding(manifest.samples)
+        fixed_bytes = manifest.file_bytes + feed.held_bytes
+        sharding = feed.sharding(manifest.samples)
         return plan_slots(manifest, fixed_bytes, feed.order, sharding, feed.memory_bytes)
 
 
@@ -184,7 +185,9 @@ class _SimulatedRank:
 
     def __post_init__(self) -> None:
         self.manifest, feed = self.scenario.manifest, self.scenario.feed
-        manifest, sharding, self.slots = self.manifest, feed.sharding(self.manifest.samples), self.scenario.slots
+        manifest = self.manifest
+        sharding = feed.sharding(self.manifest.samples)
+        self.slots = self.scenario.slots
         self._ring = _SharedSlotRing(self.slots.slots, self.slots.slot_bytes, self.memory)
         self._position_range = PositionRange(order=feed.order, sharding=sharding, end_epoch=self.scenario.epochs)
         self._access_forecast = (
@@ -381,7 +384,8 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
     try:
         return run_virtual(_simulate(scenario, sinks_of))
     except StoreError as error:
-        size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
+        size = format_bytes(scenario.manifest.largest_bytes)
+        network = f"{scenario.node_bytes_per_second:g}"
         raise ConfigError(
             f"through such a bucket a loader cannot have its data, super-samples of up to {size}: {scenario.bucket}, "
             f"node_bytes_per_second={network}; the first error: {error}"

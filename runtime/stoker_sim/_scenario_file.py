@@ -327,7 +327,8 @@ def _parse_order(section: TomlSection, nodes: int) -> OrderConfig:
 
 
 def _parse_pipeline(section: TomlSection, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:
-    schedule, fetch = _parse_schedule(section.section("schedule")), section.section("fetch").create_config(FetchConfig)
+    schedule = _parse_schedule(section.section("schedule"))
+    fetch = section.section("fetch").create_config(FetchConfig)
     return section.create(
         PipelineConfig,
         order=order,
@@ -344,7 +345,8 @@ def _parse_pipeline(section: TomlSection, order: OrderConfig, nodes: int, epochs
 def _parse_schedule(section: TomlSection) -> Schedule:
     match section.choice("kind", ("continuous", "fetch-size", "next-batch"), "continuous"):
         case "fetch-size":
-            size, threshold = section.integer("fetch_size"), section.integer("threshold", 0, min_value=0)
+            size = section.integer("fetch_size")
+            threshold = section.integer("threshold", 0, min_value=0)
             return section.create(FetchSize, fetch_size=size, threshold=threshold)
         case "next-batch":
             return section.create(NextBatch, depth=section.integer("depth", 1))
@@ -441,6 +443,7 @@ def _parse_usual_latency(section: TomlSection, default: Latency, max_seconds: fl
         except ConfigError as error:
             raise section.invalid_value("p99_seconds", p99, f"a valid 99th percentile: {error}") from None
     if "recorded" in section:
-        path, event = section.folder / section.text("recorded"), section.text("event", "first_byte")
+        path = section.folder / section.text("recorded")
+        event = section.text("event", "first_byte")
         return read_durations(path, event)
     return default

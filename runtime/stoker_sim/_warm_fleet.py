@@ -275,7 +275,8 @@ class NodeCalls(BoundedConfig):
 
     def inventory_seconds(self, lives: Sequence[NodeLife]) -> float:
         """Return the billed time of calls that ask new instances for their contents, with their starts, in seconds."""
-        greetings, losses = sum(life.inventory_calls for life in lives), sum(len(life.losses) for life in lives)
+        greetings = sum(life.inventory_calls for life in lives)
+        losses = sum(len(life.losses) for life in lives)
         return greetings * (self.exchange_seconds + self.linger_seconds) + losses * self.init_seconds
 
     def cost(
@@ -296,7 +297,8 @@ class NodeCalls(BoundedConfig):
             rebuild: calls that rewrite lost shards.
             bucket_dollars: cost of reading lost objects from the bucket, in dollars.
         """
-        greetings, warm_calls = sum(life.inventory_calls for life in lives), sum(life.warm_calls for life in lives)
+        greetings = sum(life.inventory_calls for life in lives)
+        warm_calls = sum(life.warm_calls for life in lives)
         return FleetCost(
             warm_dollars=self._dollars(prices, warm_calls, warm_calls * self.warm_call_seconds),
             inventory_dollars=self._dollars(prices, greetings, self.inventory_seconds(lives)),

@@ -226,7 +226,8 @@ def encode(data: memoryview, code: ErasureCode, out: Sequence[memoryview]) -> No
     elif code.parity == 2:
         write_p_and_q(_create_arrays(shards), *_create_arrays(out))
     elif code.parity:
-        encoder, wanted = _create_zfec(code, "Encoder"), tuple(range(code.data, code.shards))
+        encoder = _create_zfec(code, "Encoder")
+        wanted = tuple(range(code.data, code.shards))
         for start, end in _split_ranges(shards):
             computed = encoder.encode(tuple(_slice_or_zeros(shard, start, end) for shard in shards), wanted)
             for shard, piece in zip(out, computed, strict=True):

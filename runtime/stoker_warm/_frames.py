@@ -201,7 +201,8 @@ class FrameReader:
             return None
         head = _parse_head(bytes(received[HEADER_BYTES:whole])) if head_bytes else {}
         self._start += whole
-        self._body, self._remaining_bytes = self._select_buffer(kind, body_bytes), body_bytes
+        self._body = self._select_buffer(kind, body_bytes)
+        self._remaining_bytes = body_bytes
         self._frame = Frame(kind, head, body_bytes)
         self._copy_buffered_body()
         return self._frame

@@ -54,7 +54,8 @@ class InProcessProxy(Proxy):
         tariff = None
         if executor.platform is not None:
             prices = Prices.load()
-            functions, store = prices.function(executor.platform), prices.store(deployment.bucket)
+            functions = prices.function(executor.platform)
+            store = prices.store(deployment.bucket)
             tariff = WarmPrices(functions=functions, store=store, egress=deployment.egress)
         super().__init__(deployment.config, secret, executor.call, listener, mac=mac, prices=tariff)
         self._stack = AsyncExitStack()

@@ -189,17 +189,20 @@ def test_a_decoder_that_chooses_is_a_value_and_needs_a_context() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RandomResizedCrop(scale=(0, 1)), r"scale \(0, 1\) is not"),
+        (lambda: RandomResizedCrop(scale=(0, 1)), r"scale must be .*, not \(0, 1\)"),
         (lambda: RandomResizedCrop(scale=(0.5, 1.1)), "high <= 1"),
         (lambda: RandomResizedCrop(scale=(0.5, 0.4)), "scale"),
         (lambda: RandomResizedCrop(ratio=(1, math.inf)), "ratio"),
         (lambda: RandomResizedCrop(ratio=(1, 2, 3)), "ratio"),  # type: ignore[arg-type]  # on purpose
-        (lambda: ImageDecoder(8, 8, random_crop=True), "write RandomResizedCrop"),  # type: ignore[arg-type]  # on purpose
+        (
+            lambda: ImageDecoder(8, 8, random_crop=True),
+            r"random_crop must be a RandomResizedCrop, such as RandomResizedCrop\(\), not True",
+        ),  # type: ignore[arg-type]  # on purpose
         (lambda: ImageDecoder(8, 8, flip=1.5), "flip must be a probability from 0 to 1, not 1.5"),
         (lambda: ImageDecoder(8, 8, flip=math.nan), "flip"),
-        (lambda: ImageDecoder(8, 8, flip="half"), "flip 'half'"),  # type: ignore[arg-type]  # on purpose
-        (lambda: ImageDecoder(8, 8, mean=0.5, std=0.5), "mean 0.5 is not"),  # type: ignore[arg-type]  # on purpose
-        (lambda: RandomResizedCrop(scale=0.5), "scale 0.5 is not"),  # type: ignore[arg-type]  # on purpose
+        (lambda: ImageDecoder(8, 8, flip="half"), "flip must be a probability from 0 to 1, not 'half'"),  # type: ignore[arg-type]  # on purpose
+        (lambda: ImageDecoder(8, 8, mean=0.5, std=0.5), "mean must be .*, not 0.5"),  # type: ignore[arg-type]  # on purpose
+        (lambda: RandomResizedCrop(scale=0.5), "scale must be .*, not 0.5"),  # type: ignore[arg-type]  # on purpose
         (lambda: ImageDecoder(8, 8, mean=MEAN), "must be given together"),
         (lambda: ImageDecoder(8, 8, mean=MEAN, std=(1, 0, 1)), "std .* above 0 for each channel"),
         (lambda: ImageDecoder(8, 8, mode="L", mean=MEAN, std=STD), "mean .* each channel of L"),

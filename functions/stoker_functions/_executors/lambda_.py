@@ -92,7 +92,8 @@ class LambdaExecutor(HttpExecutor):
 
 def _function_error(name: str, document: Mapping[str, Any]) -> StokerError:
     """Return the error of a function, or the error of the platform that ended it."""
-    error_type, message = str(document.get("errorType") or ""), str(document.get("errorMessage") or "no message")
+    error_type = str(document.get("errorType") or "")
+    message = str(document.get("errorMessage") or "no message")
     if error_type == _TIMED_OUT or (not error_type and "Task timed out after" in message):
         return DeadlineError(f"{name} ran out of time ({message}); it is called again")
     if error_type in _LOST_ERRORS:

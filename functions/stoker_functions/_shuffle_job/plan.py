@@ -188,7 +188,8 @@ class _TaskKind:
     @property
     def seconds(self) -> float:
         """Estimated time of one task."""
-        requests, moved_bytes = self.get_requests + self.put_requests, self.read_bytes + self.written_bytes
+        requests = self.get_requests + self.put_requests
+        moved_bytes = self.read_bytes + self.written_bytes
         return requests / _REQUESTS_PER_SECOND + moved_bytes / _BYTES_PER_SECOND
 
 
@@ -239,7 +240,8 @@ class _Planner:
     def _task_kinds(self, way: Way, slices: int, scatters: int) -> list[_TaskKind]:
         """Return the tasks that read and write samples."""
         size_bytes = self._size_bytes
-        objects, written_bytes = self._count_objects(max(slices, self._config.lanes)) / slices, size_bytes / slices
+        objects = self._count_objects(max(slices, self._config.lanes)) / slices
+        written_bytes = size_bytes / slices
         if way == "ranged":
             requests, read_bytes = self._forecast_ranges(slices)
             return [self._task_kind(slices, requests, objects, read_bytes, written_bytes)]
@@ -247,7 +249,8 @@ class _Planner:
             super_samples = len(self._manifest)
             share = 1.0 - (1.0 - 1.0 / slices) ** (self._manifest.samples / super_samples)
             return [self._task_kind(slices, share * super_samples, objects, share * size_bytes, written_bytes)]
-        cells, moved_bytes = self._count_objects(scatters * slices), size_bytes / scatters
+        cells = self._count_objects(scatters * slices)
+        moved_bytes = size_bytes / scatters
         return [
             self._task_kind(scatters, 1 + len(self._manifest) / scatters, cells / scatters, moved_bytes, moved_bytes),
             self._task_kind(slices, scatters + cells / slices, objects, written_bytes, written_bytes),

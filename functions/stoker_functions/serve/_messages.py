@@ -141,7 +141,8 @@ def from_lambda_url(event: Mapping[str, Any]) -> Request:
     """
     try:
         method, path = event["requestContext"]["http"]["method"], event["rawPath"]
-        query, headers = event.get("rawQueryString", ""), dict(event.get("headers") or {})
+        query = event.get("rawQueryString", "")
+        headers = dict(event.get("headers") or {})
         is_known = event["version"] == "2.0"
     except (LookupError, TypeError, ValueError, AttributeError):
         is_known = False
@@ -205,7 +206,8 @@ def to_asgi(response: Response) -> AsgiApp:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         body, end = memoryview(response.body), len(response.body)
         for start in range(0, max(end, 1), _CHUNK_BYTES):
-            piece, is_last = body[start : start + _CHUNK_BYTES], start + _CHUNK_BYTES >= end
+            piece = body[start : start + _CHUNK_BYTES]
+            is_last = start + _CHUNK_BYTES >= end
             await send({"type": "http.response.body", "body": bytes(piece), "more_body": not is_last})
 
     return app
@@ -379,7 +381,8 @@ def _resolve_range(first: str, last: str, size_bytes: int) -> tuple[int, int] | 
     if not first:
         start, end = size_bytes - min(int(last or 0), size_bytes), size_bytes
     else:
-        start, end = int(first), size_bytes if not last else min(int(last) + 1, size_bytes)
+        start = int(first)
+        end = size_bytes if not last else min(int(last) + 1, size_bytes)
     is_reversed = bool(first and last) and int(last) < int(first)
     return (start, end) if start < end and not is_reversed else None
 

@@ -299,7 +299,8 @@ class LocalBucket:
         fault = self._faults.draw(call.operation, call.key)
         delay = self._shaper.first_byte_delay()
         if call.operation == "GetObject":
-            turn, tail = self._shaper.rate_limit_delay(asyncio.get_running_loop().time()), self._shaper.tail_delay()
+            turn = self._shaper.rate_limit_delay(asyncio.get_running_loop().time())
+            tail = self._shaper.tail_delay()
             if turn is None:
                 fault = Fault(kind=FaultKind.SLOW_DOWN)
             if tail:

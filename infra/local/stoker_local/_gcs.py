@@ -237,7 +237,8 @@ class LocalGcs:
         """Upload in one request (media, multipart), or begin a resumable upload, which the next request completes."""
         self._bucket(request)
         bucket = request.match_info["bucket"]
-        kind, content_type = request.query.get("uploadType"), request.headers.get("Content-Type", "")
+        kind = request.query.get("uploadType")
+        content_type = request.headers.get("Content-Type", "")
         body = await request.read()
         if kind == "media":
             return self._store(bucket, request.query, {"contentType": content_type}, body)

@@ -175,7 +175,8 @@ class ServerConnection(asyncio.StreamReaderProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the task that serves the connection."""
         super().connection_made(transport)
-        loop, self.transport = asyncio.get_running_loop(), cast("asyncio.Transport", transport)
+        loop = asyncio.get_running_loop()
+        self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=0)
         self._writer = asyncio.StreamWriter(self.transport, self, self.reader, loop)
         self.socket: socket.socket = transport.get_extra_info("socket")

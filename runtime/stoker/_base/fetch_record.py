@@ -82,7 +82,8 @@ class Span(NamedTuple):
 
     def clip(self, begin_seconds: float, end_seconds: float) -> Span:
         """Return the part of the span between two times; its duration may be zero or negative."""
-        begin, end = max(self.begin_seconds, begin_seconds), min(self.end_seconds, end_seconds)
+        begin = max(self.begin_seconds, begin_seconds)
+        end = min(self.end_seconds, end_seconds)
         return Span(self.phase, begin, end, self.object)
 
     def shift(self, seconds: float) -> Span:

@@ -30,7 +30,8 @@ def explain_wait(
     """
     if fetch is None:
         return merge_spans([Span(Phase.OTHER, begin_seconds, end_seconds)])
-    issued_seconds, ready_seconds = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
+    issued_seconds = fetch.issued_seconds + offset_seconds
+    ready_seconds = fetch.ready_seconds + offset_seconds
     at_work_seconds = max(begin_seconds, issued_seconds, begin_seconds + fetch.idle_seconds)
     spans = [Span(Phase.QUEUE, begin_seconds, min(at_work_seconds, end_seconds), fetch.object)]
     if ready_seconds > at_work_seconds:

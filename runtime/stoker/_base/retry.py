@@ -180,7 +180,9 @@ class _RetryState:
     """
 
     def __init__(self, reader: RetryingReader[Any], key: str, *, counts_at_once: bool) -> None:
-        self._reader, self._policy, self._address = reader, reader.policy, f"{reader.url}/{key}"
+        self._reader = reader
+        self._policy = reader.policy
+        self._address = f"{reader.url}/{key}"
         self._failures: list[TransientError] = []
         self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
         self._since_seconds = asyncio.get_running_loop().time()
@@ -255,7 +257,8 @@ class RetryingReader(ReaderWrapper[R_co]):
         while True:
             try:
                 async for info in super().list(prefix, start_after=start_after):
-                    attempts, start_after = _RetryState(self, prefix, counts_at_once=False), info.key
+                    attempts = _RetryState(self, prefix, counts_at_once=False)
+                    start_after = info.key
                     yield info
             except TransientError as error:
                 await attempts.handle_failure(error)

@@ -199,7 +199,8 @@ class FunctionUsage(_Usage):
         Raises:
             ConfigError: ``tmp_bytes`` is set, but the platform has no ``/tmp``.
         """
-        memory_gb, billed_seconds = self.memory_bytes / GB_BYTES, prices.billed_seconds(self.seconds)
+        memory_gb = self.memory_bytes / GB_BYTES
+        billed_seconds = prices.billed_seconds(self.seconds)
         run = self.calls * billed_seconds
         init = self.cold_starts * (prices.billed_seconds(self.seconds + self.init_seconds) - billed_seconds)
         run_dollars, all_dollars = (self._memory_dollars(prices, each) for each in (run, run + init))

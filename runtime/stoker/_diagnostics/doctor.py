@@ -156,7 +156,8 @@ class _Doctor:
             return Finding("credentials", Level.OK, f"{text}, then renewed" if identity.is_renewed else text)
         advice = "for a longer run, use credentials that renew themselves (a role, a profile), or a longer-lived token"
         if left <= 0:  # by this clock; a later check shows whether the store accepts them
-            text, advice = f"{identity.kind}, which expired {_format_span(-left)} ago", "get new credentials"
+            text = f"{identity.kind}, which expired {_format_span(-left)} ago"
+            advice = "get new credentials"
         return Finding("credentials", Level.WARNING, text, advice)
 
     async def _check_read(self) -> Finding:

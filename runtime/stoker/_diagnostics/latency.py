@@ -190,7 +190,8 @@ def estimate_rate_limit(requests: Sequence[SentRequest], usual_seconds: float) -
         longest = max((begun - sent - usual_seconds for sent, begun in queued), default=0.0)
     else:
         moments = sorted(begun for _, begun in queued)
-        rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _MIN_SECONDS), math.inf
+        rate = (len(moments) - 1) / max(moments[-1] - moments[0], _MIN_SECONDS)
+        longest = math.inf
     full = refused_at[0] if refused_at else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent_seconds)
     return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)

@@ -127,7 +127,8 @@ class Fetcher:
             NotFoundError: the object does not exist.
             StoreError: the store raised an error that a retry cannot fix.
         """
-        parts, verify = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent), partial(self._verify_whole, ref)
+        parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
+        verify = partial(self._verify_whole, ref)
 
         def from_store(into: memoryview) -> Awaitable[None]:
             return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)

@@ -300,7 +300,9 @@ class SampleGroupReader:
             starts, ends = self._heads.extents(self._large, ref)
             checksums = self._heads.checksums(self._large, ref)
             values = ValueRanges(samples=ref, columns=self._large, starts=starts, ends=ends, checksums=checksums)
-            manifest, fetcher, into = self._manifest, self._fetcher, ring.view(slot, ring.slot_bytes)
+            manifest = self._manifest
+            fetcher = self._fetcher
+            into = ring.view(slot, ring.slot_bytes)
             reads = values.plan(self._limits)
             addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
             self._groups_by_slot[slot] = ref, addresses

@@ -114,7 +114,8 @@ class OpenDataset:
     def _plan_slots(self) -> SlotPlan:
         """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
         manifest, config = self.dataset.manifest, self.config
-        manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
+        manifest_bytes = manifest.file_bytes + config.held_bytes
+        sharers = config.workers or 1
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
         except MemoryBudgetError:

@@ -219,7 +219,8 @@ class SampleReader:
 
     async def _read_ranges(self, share: _SuperSampleRows, samples: list[dict[str, Any]], *, urgent: bool) -> None:
         async with self._heads.open(share.super_sample, urgent=urgent) as head:
-            values, size_bytes = self._locate_values(share, head.head), head.head.size_bytes
+            values = self._locate_values(share, head.head)
+            size_bytes = head.head.size_bytes
             reads = values.plan(ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes))
             async with self._value_budget.reserve(reads.size_bytes):
                 data = memoryview(bytearray(reads.size_bytes))

@@ -54,7 +54,8 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
         StoreError: the head could not be read; see :meth:`stoker._fetch.fetcher.Fetcher.fetch_ranges`.
         FormatError: the data is not a head, or does not match the manifest.
     """
-    size_bytes, expected = int(manifest.rows.head_bytes[row]), int(manifest.rows.head_crc32c[row])
+    size_bytes = int(manifest.rows.head_bytes[row])
+    expected = int(manifest.rows.head_crc32c[row])
     ref, data = manifest.ref(row), into[:size_bytes]
 
     def verify(data: memoryview) -> None:

@@ -246,7 +246,8 @@ def prefault(memory: memoryview) -> bool:
     """Prefault the pages of writable memory without changing its contents; return whether the system supports it."""
     if sys.platform != "linux":
         return False
-    address, size_bytes = ctypes.c_void_p(address_of(memory)), ctypes.c_size_t(memory.nbytes)
+    address = ctypes.c_void_p(address_of(memory))
+    size_bytes = ctypes.c_size_t(memory.nbytes)
     result: int = ctypes.CDLL(None).madvise(address, size_bytes, _MADV_POPULATE_WRITE)
     return result == 0
 

@@ -165,7 +165,8 @@ class RankSharding(Sharding):
         count = end - position
         is_stray = count < self.global_batch
         if count >= self.world_size:
-            first, last = self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size
+            first = self.rank * count // self.world_size
+            last = (self.rank + 1) * count // self.world_size
             return RankStep(end, self._slices(position, end, first, last), is_partial=is_stray)
         first = self.rank % count
         repeated = 0 if self.evaluation else self.world_size - count
@@ -191,7 +192,8 @@ class RankSharding(Sharding):
         slices = []
         for lane in range(low, high):
             offset = int(starts[lane]) - int(borders[lane])
-            begin, stop = max(first, int(borders[lane])), min(last, int(borders[lane + 1]))
+            begin = max(first, int(borders[lane]))
+            stop = min(last, int(borders[lane + 1]))
             if begin < stop:
                 slices.append(LaneSlice(lane, begin + offset, stop + offset))
         return tuple(slices)

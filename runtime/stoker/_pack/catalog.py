@@ -152,7 +152,8 @@ def _trim_committed(record: PackRecord, young_seconds: float) -> PackRecord:
 def encode_digest(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
     """Return the digest of ``records``: key → (tag of the object, record without its prefix)."""
     ordered = [records[key] for key in sorted(records)]
-    tags, pieces = [tag.encode() for tag, _ in ordered], [record.to_bytes() for _, record in ordered]
+    tags = [tag.encode() for tag, _ in ordered]
+    pieces = [record.to_bytes() for _, record in ordered]
     arrays = tensorfile.encode_ragged("tag", tags) | tensorfile.encode_ragged("record", pieces)
     data = b"".join(array.tobytes() for array in arrays.values())
     metadata = {"stoker_digest": FORMAT, "crc32c": f"{crc32c(data):08x}"}

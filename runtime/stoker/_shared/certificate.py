@@ -101,7 +101,8 @@ def _ephemeral_files(extra: str) -> Iterator[tuple[Path, Path]]:
     from tempfile import TemporaryDirectory  # imported only if needed
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stoker tier")]), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stoker tier")])
+    now = datetime.now(UTC)
     certificate = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), now - _SKEW, now + _LIFE
     ).sign(key, hashes.SHA256())

@@ -172,7 +172,8 @@ async def _add_member(sample: dict[str, Any], extension: str, member: TarMember,
         raise PackError(f"{where}: its sample has the column {column!r} already; give each file its own extension")
     held_bytes = sum(len(value) for value in sample.values() if not isinstance(value, int))
     check_fits(f"{where} makes a sample of", member.size_bytes + held_bytes, "split it")
-    kind, data = _COLUMN_BY_EXTENSION.get(extension.rpartition(".")[2]), await member.read()
+    kind = _COLUMN_BY_EXTENSION.get(extension.rpartition(".")[2])
+    data = await member.read()
     sample[column] = (
         data if kind is None else _decode_text(data, where) if isinstance(kind, Text) else _parse_integer(data, where)
     )

@@ -117,7 +117,8 @@ def _translate_error(error: BotoCoreError | ClientError) -> StoreError:
     """Translate an error of botocore's search for credentials; a TransientError if a retry may help."""
     message = f"AWS credentials could not be fetched: {error}"
     if isinstance(error, ClientError):
-        code, meta = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
+        code = error.response.get("Error", {}).get("Code", "")
+        meta = error.response.get("ResponseMetadata", {})
         status = 429 if "Throttl" in code else meta.get("HTTPStatusCode", 0)
     elif isinstance(error, CredentialRetrievalError | MetadataRetrievalError):
         if error.kwargs.get("provider") == "custom-process":

@@ -82,7 +82,8 @@ class GcsTokens(RenewableCredentials[str]):
 
     async def fetch(self) -> tuple[str, float]:
         """Fetch a token and its life, without the library's own cache, which retries for a minute and leaks a task."""
-        source, no_credentials = self.source(), "" if self.were_fetched else _NO_CREDENTIALS
+        source = self.source()
+        no_credentials = "" if self.were_fetched else _NO_CREDENTIALS
         async with token_session(
             source, no_credentials, refusal_message="Google refused the credentials", check=_CHECK
         ):
@@ -122,13 +123,15 @@ class GcsStoreClient(Connections):
         self, operation: ObjectOperation, full_key: str, credentials: str | None, address: str
     ) -> HttpRequest:
         """Return a request with the token ``credentials``; ``full_key`` is a key, empty for a listing of the bucket."""
-        method, headers = operation.method, self.headers(credentials) | operation.headers
+        method = operation.method
+        headers = self.headers(credentials) | operation.headers
         url = f"{self._root_url}/storage/v1/b/{self._bucket}/o"
         query = dict(operation.query or {})
         if full_key and not query and operation.is_read:
             query["alt"] = "media"
         if operation.body is not None:
-            method, url = "POST", f"{self._root_url}/upload/storage/v1/b/{self._bucket}/o"
+            method = "POST"
+            url = f"{self._root_url}/upload/storage/v1/b/{self._bucket}/o"
             query |= {"uploadType": "media", "name": full_key}
             headers["Content-Type"] = "application/octet-stream"
         elif full_key:

@@ -284,7 +284,8 @@ async def sign_url(
     try:
         connector = aiohttp.TCPConnector(ssl=create_tls_context())
         async with aiohttp.ClientSession(connector=connector, proxy=find_proxy(_IAM_URL)) as client:
-            identity, session = await _find_signing_account(source, token or ""), cast("Session", client)
+            identity = await _find_signing_account(source, token or "")
+            session = cast("Session", client)
             stand_in = cast("Token", identity)
             storage = Storage(session=session, api_is_dev=True, token=stand_in)
             url: str = await Blob(Bucket(storage, bucket), key, {"size": 0}).get_signed_url(

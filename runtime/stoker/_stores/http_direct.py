@@ -55,7 +55,8 @@ class Connector:
         parts = urlsplit(url)
         if parts.hostname is None:
             raise ConfigError(f"the endpoint {url!r} has no host")
-        self._host, self._port = parts.hostname, parts.port or (80 if context is None else 443)
+        self._host = parts.hostname
+        self._port = parts.port or (80 if context is None else 443)
         self._context, self._timeout_seconds, self._fingerprint = context, timeout_seconds, fingerprint
         self._lookup_lock = asyncio.Lock()
         self._addresses: list[AddrInfoType] = []

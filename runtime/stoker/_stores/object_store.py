@@ -307,7 +307,8 @@ class MemoryStore(ObjectStore):
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix`` as they were when the listing began."""
-        first, after = self._location.within_bucket(prefix), self._location.within_bucket(start_after).encode()
+        first = self._location.within_bucket(prefix)
+        after = self._location.within_bucket(start_after).encode()
         with self._bucket() as bucket:
             entries = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
         entries = sorted(item for item in entries if not start_after or item[0] > after)

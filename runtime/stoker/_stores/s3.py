@@ -269,7 +269,9 @@ class S3Store(HttpBucketStore[S3StoreClient]):
             raise UnexpectedAnswerError(f"{self.url}: {self.malformed_message}") from None
 
     def _parse_entry(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
-        key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _text(entry, "ETag").strip('"')
+        key = decoded(_text(entry, "Key"))
+        size = _text(entry, "Size")
+        tag = _text(entry, "ETag").strip('"')
         return ObjectInfo(key=self._location.relative(key), size_bytes=int(size), tag=tag)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:

@@ -205,7 +205,8 @@ class ServedStoreClient:
 
         The condition on the tag is for the function only: the bucket's own tags may differ.
         """
-        url, condition = f"{self._url}/{full_key}", {} if operation.tag is None else {"If-Match": f'"{operation.tag}"'}
+        url = f"{self._url}/{full_key}"
+        condition = {} if operation.tag is None else {"If-Match": f'"{operation.tag}"'}
         headers = self.credentials.headers(url, operation.headers | condition, credentials)
         return HttpRequest(method="GET", url=url, headers=headers, address=address)
 

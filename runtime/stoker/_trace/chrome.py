@@ -206,7 +206,9 @@ class ProcessTrace:
         if not self._file.is_own_process:
             return
         with self._file.lock:
-            shift, issued, path = offset_seconds - self._origin, fetch.issued_seconds, fetch.path()
+            shift = offset_seconds - self._origin
+            issued = fetch.issued_seconds
+            path = fetch.path()
             spans = ",".join(
                 [f'["{phase}",{(begin - issued) * 1e3:.4f},{(end - begin) * 1e3:.4f}]' for phase, begin, end, _ in path]
             )
@@ -214,7 +216,9 @@ class ProcessTrace:
             if fetch.tiers:
                 args += f',"tiers":[{",".join(f"[{quoted(name)},{quoted(outcome)}]" for name, outcome in fetch.tiers)}]'
             events: list[str] = []
-            row, begin, end = self._slot_row(fetch, events), issued + shift, fetch.ready_seconds + shift
+            row = self._slot_row(fetch, events)
+            begin = issued + shift
+            end = fetch.ready_seconds + shift
             events.append(self._duration_event(row, "fetch", quoted(fetch.object), begin, end, args))
             for request in fetch.requests:
                 self._request(request, shift, events)
@@ -228,7 +232,9 @@ class ProcessTrace:
             return
         with self._file.lock:
             shift, events = offset_seconds - self._origin, list[str]()
-            row, begin, end = self._slot_row(fetch, events), fetch.ready_seconds + shift, now_seconds + shift
+            row = self._slot_row(fetch, events)
+            begin = fetch.ready_seconds + shift
+            end = now_seconds + shift
             events.append(self._duration_event(row, "held", '"held"', begin, end, f'"item":{fetch.item}'))
             self._ready = max(0, self._ready - 1)
             events.append(self._counter_event(end))
@@ -241,7 +247,8 @@ class ProcessTrace:
         with self._file.lock:
             origin, events = self._origin, list[str]()
             row = self._row(LOOP_ROW, "training loop", events)
-            begin, end = wait.spans[0].begin_seconds - origin, wait.spans[-1].end_seconds - origin
+            begin = wait.spans[0].begin_seconds - origin
+            end = wait.spans[-1].end_seconds - origin
             batch = f'"batch":{wait.batch}'
             events.append(
                 self._duration_event(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')

@@ -350,7 +350,8 @@ def _draw_png(recording: Recording, path: Path, section: TraceSection, title: st
     figure = Figure(figsize=(13, 3.7 + ring_height), layout="constrained")
     FigureCanvasAgg(figure)
     loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[1.0, 1.5, ring_height])
-    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    loop_layers = _loop_layers(recording, section)
+    slot_layers = _slot_layers(recording, slots)
     _draw_boxes(loop, loop_layers)
     for at, text in _labels(recording, section):
         loop.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
@@ -407,7 +408,8 @@ def html_figure(recording: Recording, section: TraceSection, title: str) -> Any:
     figure = make_subplots(
         rows=3, cols=1, shared_xaxes=True, row_heights=heights, subplot_titles=titles, vertical_spacing=0.06
     )
-    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    loop_layers = _loop_layers(recording, section)
+    slot_layers = _slot_layers(recording, slots)
     in_legend = _legend(*loop_layers, *slot_layers)
     for row, layers in ((1, loop_layers), (3, slot_layers)):
         for layer in layers:

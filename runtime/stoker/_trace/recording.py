@@ -230,7 +230,8 @@ class _ProcessParser:
     def _parse_request(self, event: Mapping[str, Any]) -> Iterator[TracedResponse]:
         """Yield a response with its last event; the event of its first byte, if any, precedes it in the same row."""
         (begin, end), row, args = _parse_interval(event), _parse_integer(event["tid"]), event["args"]
-        size_bytes, is_whole = _parse_integer(args["bytes"], 0, _MAX_BYTES), bool(args["whole"])
+        size_bytes = _parse_integer(args["bytes"], 0, _MAX_BYTES)
+        is_whole = bool(args["whole"])
         match event["name"]:
             case "first_byte":
                 self._begun[row] = begin, end - begin

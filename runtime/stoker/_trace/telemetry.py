@@ -97,7 +97,8 @@ class OpenTelemetrySink:
             "stoker.item": fetch.item,
             "stoker.requests": len(fetch.requests),
         }
-        begin, end = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
+        begin = fetch.issued_seconds + offset_seconds
+        end = fetch.ready_seconds + offset_seconds
         self._span("stoker.fetch", begin, end, attributes, spans)
 
     def waited(self, wait: Wait) -> None:

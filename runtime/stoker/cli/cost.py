@@ -61,7 +61,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    given, prices = _collect_figures(args, has_dataset=args.url is not None), Prices.load()
+    given = _collect_figures(args, has_dataset=args.url is not None)
+    prices = Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to estimate: give the URL of a data set, or figures (--gets, --machine, …)")
     if given["compare_tiers"]:

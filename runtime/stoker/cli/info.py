@@ -32,7 +32,8 @@ def configure(parser: ArgumentParser) -> None:
 async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     async with open_store_from_args(args) as store:
-        manifest, versions = await read_manifest(store, args.at), await list_versions(store)
+        manifest = await read_manifest(store, args.at)
+        versions = await list_versions(store)
     runs, start = [], 0
     for run in manifest.runs:
         rows = slice(start, start + run.rows)
@@ -59,7 +60,8 @@ async def run(args: Namespace) -> int:
 
 def _format_text(facts: dict[str, Any], schema: Schema) -> str:
     count, versions, size_bytes = facts["super_samples"], facts["versions"], facts["size_bytes"]
-    average, largest = format_bytes(size_bytes / max(1, count)), format_bytes(facts["largest_bytes"])
+    average = format_bytes(size_bytes / max(1, count))
+    largest = format_bytes(facts["largest_bytes"])
     others = f" (there are {', '.join(map(str, versions))})" if len(versions) > 1 else ""
     facts_rows = [
         ("data set", make_printable(facts["dataset"])),

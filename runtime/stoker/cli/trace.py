@@ -136,7 +136,9 @@ def _describe_requests(summary: TraceSummary) -> str:
 def _draw_picture(args: Namespace) -> int:
     if not args.trace.is_file():
         raise ConfigError(f"the trace {args.trace} is not a file; a picture reads it twice, so save it to a file")
-    summary, process, name = TraceSummary.of(read_trace(args.trace)), None, make_printable(args.trace.name)
+    summary = TraceSummary.of(read_trace(args.trace))
+    process = None
+    name = make_printable(args.trace.name)
     if len(summary.names) > 1 or args.rank is not None:
         process = _find_process(summary, args.rank)
         name += f", {make_printable(summary.names[process])}"

@@ -184,7 +184,8 @@ def _parse_job(section: TomlSection) -> TrainingJob:
     try:
         dataset_bytes = section.size("dataset_bytes")
         dataset = section.text("dataset") if "dataset" in section else None
-        nodes, rate = section.integer("nodes", 1, max_value=MAX_LANES), _parse_compute_rate(section)
+        nodes = section.integer("nodes", 1, max_value=MAX_LANES)
+        rate = _parse_compute_rate(section)
         return section.create(
             TrainingJob,
             name=name,

@@ -112,7 +112,8 @@ async def _measure(
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with open_store_from_args(args) as store:
-        store_prices, opened_seconds = prices.store(price_key(store)), loop.time() - begun
+        store_prices = prices.store(price_key(store))
+        opened_seconds = loop.time() - begun
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
         if not manifest.samples:
@@ -228,7 +229,8 @@ class _Plan:
     def as_text(self) -> list[str]:
         """Return the lines of the text output."""
         args, manifest, ranks = self.args, self.workload.manifest, self.args.ranks_per_node
-        average, sample = (format_bytes(manifest.size_bytes / len(manifest)), format_bytes(self.workload.sample_bytes))
+        average = format_bytes(manifest.size_bytes / len(manifest))
+        sample = format_bytes(self.workload.sample_bytes)
         need = format_bytes(ranks * args.gpu_rate * self.workload.sample_bytes)
         who, a_node = (", each", "") if ranks == 1 else (f" of {format_count(ranks, 'rank')}, each rank", " a node")
         rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"

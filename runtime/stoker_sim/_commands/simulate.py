@@ -190,7 +190,8 @@ def scenario_outcome(
 def _warm_remarks(warm: WarmCounters, seconds: float, prices: Prices) -> tuple[str, ...]:
     config, bill = warm.model.config, warm.cost(prices.function(_PLATFORM))
     gone = sum(len(each.losses) for each in warm.lives)
-    reads, dollars = format_count(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
+    reads = format_count(warm.hits + warm.losses, "read")
+    dollars = f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
     parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
     return (
         (

@@ -61,7 +61,8 @@ def _read_rate(samples: int, samples_per_object: int, concurrency: int) -> float
     """Return the rate at which a node reads objects of ``samples_per_object`` samples, ``concurrency`` concurrently."""
     size_bytes = samples_per_object * _SAMPLE_BYTES
     fetch = FetchConfig(hedge=False, start_concurrency=concurrency, min_concurrency=1, max_concurrency=concurrency)
-    objects, ring_bytes = max(2, samples // samples_per_object), 128 * size_bytes + (1 << 20)
+    objects = max(2, samples // samples_per_object)
+    ring_bytes = 128 * size_bytes + (1 << 20)
     manifest = synthetic_manifest(super_samples=objects, samples=samples_per_object, super_sample_bytes=size_bytes)
     order = OrderConfig(shuffle="none")
     run = simulate(create_lane_scenario(manifest, order, samples_per_object, ring_bytes, fetch, bucket=BUCKET))
@@ -72,7 +73,8 @@ def run_table_1(quick: bool) -> ExperimentResult:
     """Run Table I: read rates of small samples, and of super-samples."""
     samples, large = 500 if quick else 5_000, _SUPER_SAMPLE_BYTES // _SAMPLE_BYTES
     one, several = _read_rate(samples // 5, 1, 1), _read_rate(samples, 1, 16)
-    packed, several_packed = _read_rate(20 * large, large, 1), _read_rate(100 * large, large, 16)
+    packed = _read_rate(20 * large, large, 1)
+    several_packed = _read_rate(100 * large, large, 16)
     ways: list[tuple[str, str, float | None, float | None]] = [
         ("disk", "disk", None, 18.63e6),
         ("1 request", "bucket, one request after the other", one, 49.80e3),
@@ -263,7 +265,8 @@ def run_figure_5(quick: bool) -> ExperimentResult:
     """Run Figure 5: miss rates of a cache alone; the unlimited one is drawn at the size of the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
-        samples, shares = workload.node_samples, _CACHE_SHARES[:1] if quick else _CACHE_SHARES
+        samples = workload.node_samples
+        shares = _CACHE_SHARES[:1] if quick else _CACHE_SHARES
         settings = {share: DeliSetting(cache_samples=int(share * samples)) for share in shares}
         sweeps.append(_Sweep(workload, {**settings, workload.dataset_samples / samples: DeliSetting()}))
     return _run_sweeps("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)

@@ -90,7 +90,8 @@ def _epoch_seconds(place: _StoreModel, *, objects: int, files: int, object_bytes
     batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
     manifest = synthetic_manifest(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
     order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
-    ring_bytes, fetch = slots * aligned_slot_bytes(object_bytes), whole_object_fetch(place.concurrency)
+    ring_bytes = slots * aligned_slot_bytes(object_bytes)
+    fetch = whole_object_fetch(place.concurrency)
     compute = Constant(batch_files * _HANDLING_SECONDS)
     scenario = create_lane_scenario(
         manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute
@@ -117,11 +118,13 @@ def _compare_reads(size: _ReadCounts, clients: tuple[int, ...]) -> tuple[Table, 
         The table, the panel of the speed-up for one client, and a panel of rates by number of clients for each store.
     """
     figures = ("files/s one by one", "files/s by chunk", "times", "published, more than")
-    table, panels = Table("diesel-reads", ("store", "file bytes", "clients", *figures)), []
+    table = Table("diesel-reads", ("store", "file bytes", "clients", *figures))
+    panels = []
     for place in (_FILE_SYSTEM, _BUCKET):
         series = []
         for known in _PAPER["reads"]:
-            file_bytes, least = known["file_bytes"], known["more_than_times"] if place is _FILE_SYSTEM else None
+            file_bytes = known["file_bytes"]
+            least = known["more_than_times"] if place is _FILE_SYSTEM else None
             chunks, files = (
                 [_files_per_second(place, file_bytes, count, size, by_chunk=by_chunk) for count in clients]
                 for by_chunk in (True, False)
@@ -279,7 +282,8 @@ def run_start_up(quick: bool) -> ExperimentResult:
     for (way, start), (files, workers) in product(_WAYS.items(), cases):
         seconds, *others = start(files, workers)
         table.add(way, files, workers, seconds, files * workers / seconds, *others)
-    by_workers, by_files = table.select("files", most_files), table.select("workers", _FIXED_WORKERS)
+    by_workers = table.select("files", most_files)
+    by_files = table.select("workers", _FIXED_WORKERS)
     by_files = replace(by_files, rows=sorted(by_files.rows, key=itemgetter(1)))
     rates = by_workers.lines("way", "workers", "files known/s")
     trend = [by_workers.cells("files known/s")[0] * workers for workers in _WORKERS]

@@ -67,7 +67,8 @@ def simulate_losses(reclaim: ReclaimModel, upkeep: Upkeep, seconds: float, rng: 
         instances = left if now_seconds == reclaimed_seconds else 0
         if not instances:
             yield now_seconds
-            instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, seconds - now_seconds, rng)
+            instances = 1
+            idle_seconds = now_seconds + _idle_seconds(reclaim, upkeep, seconds - now_seconds, rng)
 
 
 def _next_reclaim(reclaim: ReclaimModel, rng: random.Random, instances: int) -> tuple[float, int]:
@@ -264,7 +265,9 @@ def _format_interval(seconds: float | None) -> str:
 
 
 def _bills() -> tuple[Table, Panel]:
-    bills, redis_dollars, prices = _PAPER["bills"], _PAPER["elasticache_dollars"], Prices.load().function("lambda")
+    bills = _PAPER["bills"]
+    redis_dollars = _PAPER["elasticache_dollars"]
+    prices = Prices.load().function("lambda")
     columns = (
         *("read", "back-up", "billed by", "warm-up $", "back-up $", "reads $"),
         *("all $", "published $", "difference $", "ElastiCache / all"),
@@ -285,7 +288,8 @@ def _bills() -> tuple[Table, Panel]:
         more, fewer = difference(bill.dollars, dollars), redis_dollars / bill.dollars
         table.add(objects, _BACKUP[known["backup"]], when, *parts, more, fewer)
     names = [f"{known['objects']},\nback-up {_BACKUP[known['backup']]}" for known in bills] + ["ElastiCache"]
-    theirs, ours = [*(known["dollars"] for known in bills), redis_dollars], table.cells("all $")
+    theirs = [*(known["dollars"] for known in bills), redis_dollars]
+    ours = table.cells("all $")
     bars = create_series(
         "simulated, billed by 100 ms", names, [*ours[: len(bills)], None], theirs, published_name="published"
     )
@@ -309,7 +313,8 @@ def _latencies(size: _SimulationSize) -> tuple[Table, Panel]:
 
 
 def _by_life(size: _SimulationSize, lives: Sequence[int]) -> tuple[Table, Panel]:
-    table, series = Table("infinicache-lives", ("back-up", "together", "mean life min", "kept")), []
+    table = Table("infinicache-lives", ("back-up", "together", "mean life min", "kept"))
+    series = []
     for backup, together in product((True, False), (0.0, _FITTED_RECLAIM.whole_function_fraction)):
         upkeep, rates = _upkeep(backup=backup), []
         for minutes in lives:

@@ -416,7 +416,8 @@ def run(quick: bool) -> ExperimentResult:
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)
     shown_depths = depths[:1] if quick else depths
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
-    table, trends = Table("ipdl", columns), Table("ipdl-trends", ("data", "published", "ours", "holds"))
+    table = Table("ipdl", columns)
+    trends = Table("ipdl-trends", ("data", "published", "ours", "holds"))
     for place in _PLACES:
         by_workers = {number: _run_workers(place, number, batches) for number in workers}
         table.rows.extend((place.name, "DataLoader", number, *cells) for number, cells in by_workers.items())

@@ -95,7 +95,8 @@ def run_ours(quick: bool) -> ExperimentResult:
     columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     table, panels = Table("ours", columns), []
     for workload in WORKLOADS.values():
-        own, in_objects = _scale_down(workload, part), _OBJECT_BYTES // workload.sample_bytes
+        own = _scale_down(workload, part)
+        in_objects = _OBJECT_BYTES // workload.sample_bytes
         theirs = {way: simulate_setting(workload.name, setting) for way, setting in _THEIRS.items()}
         ours = {"ours, by sample": _simulate_epochs(own, 1), "ours, super-samples": _simulate_epochs(own, in_objects)}
         direct_seconds = theirs[_DIRECT][-1].wait_seconds

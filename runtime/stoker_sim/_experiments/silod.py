@@ -106,7 +106,8 @@ _FACTORS = (
 def _completion_hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
     """Return the completion times of all jobs in hours, queue by queue, in the order of submission."""
     policy, shares_data = _WAYS[way]
-    cluster, hours = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth), list[float]()
+    cluster = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth)
+    hours = list[float]()
     for seed in seeds:
         done = simulate_queue(create_queue(jobs, seed, share_data=shares_data), cluster, _GPUS, policy)
         hours += [each.duration_seconds / _HOUR for each in sorted(done, key=lambda each: each.submission.seconds)]
@@ -131,7 +132,8 @@ _Means = dict[tuple[str, float], float]
 
 
 def _panels(table: Table, hours_by_case: dict[tuple[str, float], list[float]], means: _Means) -> list[Panel]:
-    label, bandwidths = "bandwidth from the bucket (Gbit/s)", list(dict.fromkeys(at for _, at in hours_by_case))
+    label = "bandwidth from the bucket (Gbit/s)"
+    bandwidths = list(dict.fromkeys(at for _, at in hours_by_case))
     gigabits = [at * 8 / 1e9 for at in bandwidths]
     factors = [
         Series(name, gigabits, [means[theirs, at] / means[ours, at] for at in bandwidths])

@@ -222,7 +222,8 @@ def _by_life(lives: Sequence[int], load: Load) -> list[Panel]:
             )
         return Panel(title, "mean life of an instance (min)", label, series, x_log=True)
 
-    whole, hours = f"Hours in which none of {load.objects:,} objects is lost", f"{load.hours} hours of {load.functions}"
+    whole = f"Hours in which none of {load.objects:,} objects is lost"
+    hours = f"{load.hours} hours of {load.functions}"
     return [
         panel("Objects that last an hour", "part of object-hours kept", lambda result: result.object_hours, known),
         panel(whole, "part of hours", lambda result: result.whole_hours, []),

@@ -186,7 +186,8 @@ def _count_decided(status: Mapping[str, Any]) -> int:
 
 async def _read_all(tier: Tier, refs: Sequence[ObjectRef], concurrency: int) -> list[float]:
     """Read objects, and return the durations of the reads that returned the right bytes, in seconds."""
-    seconds, buffers = list[float](), [memoryview(bytearray(refs[0].size_bytes)) for _ in range(concurrency)]
+    seconds = list[float]()
+    buffers = [memoryview(bytearray(refs[0].size_bytes)) for _ in range(concurrency)]
 
     async def read(ref: ObjectRef) -> None:
         into = buffers.pop()

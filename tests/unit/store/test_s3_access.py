@@ -81,7 +81,7 @@ def test_prices_are_found_by_the_endpoint_wherever_it_is_configured(monkeypatch:
     assert key_of(S3Options(profile="work")).endpoint == "https://0a.r2.cloudflarestorage.com"
     assert key_of(S3Options(endpoint_url="http://minio:9000")).endpoint == "http://minio:9000"
     assert key_of(S3Options(prices="r2")).name == "r2"
-    with pytest.raises(ConfigError, match="the name of a store in the price file must be .*, not 's3://'"):
+    with pytest.raises(ConfigError, match=r"the name of a store in the price file must be .*, not 's3://'"):
         S3Options(prices="s3://")
 
 

@@ -61,7 +61,8 @@ class Screen:
         if self.is_terminal and now - self._last_draw_at >= _REDRAW_SECONDS:
             self._last_draw_at = now
             size = shutil.get_terminal_size()
-            wipe, visible = self._wipe_sequence(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
+            wipe = self._wipe_sequence()
+            visible = [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
             self._lines_above = len(visible) - 1
             self._write(wipe + "\n".join(visible))
 

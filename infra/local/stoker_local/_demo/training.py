@@ -256,7 +256,8 @@ def train(
             timing.fraction_done, timing.epoch = number / steps, -(-number // len(batches))
             timing.is_last_of_epoch = number % len(batches) == 0
             ended = time.perf_counter()
-            timing.total_seconds, timing.loop_seconds = ended - opened_at, ended - started_at
+            timing.total_seconds = ended - opened_at
+            timing.loop_seconds = ended - started_at
             on_step(timing)
             requested_at = time.perf_counter()
     return timing

@@ -75,7 +75,8 @@ def create_upload(bucket: BucketState, call: S3Call, now: float) -> ServerRespon
     """CreateMultipartUpload: upload ids are ascending numbers; they can be guessed, unlike those of S3."""
     upload_id = f"upload-{bucket.next_upload_number:08}"
     bucket.next_upload_number += 1
-    headers, tags = object_headers(call.request), parse_tag_header(call.request.headers.get("x-amz-tagging", ""))
+    headers = object_headers(call.request)
+    tags = parse_tag_header(call.request.headers.get("x-amz-tagging", ""))
     bucket.uploads[upload_id] = MultipartUpload(key=call.key, initiated_at=now, headers=headers, tags=tags)
     inner = element("Bucket", call.bucket) + element("Key", call.key) + element("UploadId", upload_id)
     return xml_response("InitiateMultipartUploadResult", inner)
@@ -253,8 +254,11 @@ def list_uploads(bucket: BucketState, call: S3Call, now: float) -> ServerRespons
     query = call.request.parameters
     if query.get("delimiter"):
         raise S3Error("NotImplemented", "ListMultipartUploads with a delimiter is not implemented.")
-    prefix, limit, coded = query.get("prefix", ""), int_parameter(query, "max-uploads"), key_element_writer(query)
-    key_marker, id_marker = query.get("key-marker", ""), query.get("upload-id-marker", "")
+    prefix = query.get("prefix", "")
+    limit = int_parameter(query, "max-uploads")
+    coded = key_element_writer(query)
+    key_marker = query.get("key-marker", "")
+    id_marker = query.get("upload-id-marker", "")
     after = (key_marker, id_marker or "\U0010ffff") if key_marker else ("", "")
     uploads = sorted((upload.key, id_) for id_, upload in bucket.uploads.items() if upload.key.startswith(prefix))
     uploads = [entry for entry in uploads if entry > after]

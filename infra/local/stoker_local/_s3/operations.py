@@ -210,7 +210,8 @@ def get_object(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
 
 def _requested_range(call: S3Call, stored: StoredObject) -> tuple[int, int] | None:
     """Return the half-open range that ``Range`` or ``partNumber`` requests; None is the whole object."""
-    header, number = call.request.headers.get("range"), call.request.parameters.get("partNumber")
+    header = call.request.headers.get("range")
+    number = call.request.parameters.get("partNumber")
     if number is not None:
         if header is not None:
             raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
@@ -334,7 +335,9 @@ def list_objects(bucket: BucketState, call: S3Call, now: float) -> ServerRespons
 def list_object_versions(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListObjectVersions: returns one page of a bucket without versioning; each object has one version, ``null``."""
     query = call.request.parameters
-    marker, version, coded = query.get("key-marker", ""), query.get("version-id-marker", ""), key_element_writer(query)
+    marker = query.get("key-marker", "")
+    version = query.get("version-id-marker", "")
+    coded = key_element_writer(query)
     if version and not marker:
         raise S3Error("InvalidArgument", "A version-id marker cannot be specified without a key marker.")
     page, parts = _listing_page(bucket, query, _start_after(marker, query))

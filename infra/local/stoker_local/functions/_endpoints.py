@@ -312,7 +312,9 @@ def parse_reply(payload: bytes) -> web.Response:
         result = None
     if not isinstance(result, dict) or "statusCode" not in result:
         return web.Response(body=payload, headers={"content-type": "application/json"})
-    status, headers, body = result["statusCode"], result.get("headers") or {}, result.get("body") or ""
+    status = result["statusCode"]
+    headers = result.get("headers") or {}
+    body = result.get("body") or ""
     cookies = result.get("cookies") or []
     if type(status) is not int or not 200 <= status <= 599:
         raise ValueError(f"statusCode {status!r} is not an HTTP status from 200 to 599")

@@ -163,7 +163,8 @@ class GoogleService(InstancePool[GoogleInstance]):
     async def handle_request(self, request: web.Request, target: str = "") -> web.Response:
         """Answer an HTTP request; ``target`` replaces its path and query unless it is empty."""
         target = target or request.raw_path
-        sent, expected = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
+        sent = request.headers.get("Authorization", "")
+        expected = f"Bearer {self.spec.token}"
         if self.spec.token and not hmac.compare_digest(sent.encode("utf-8", "replace"), expected.encode()):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
         if not target.startswith("/"):  # a request to a proxy

@@ -125,7 +125,8 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         if survives and (exceeds or answer.error_type in _MEMORY_ERRORS):
             # Lambda would have killed it before it could answer.
             message = "Runtime exited with error: signal: killed"
-            answer, survives = failure_result("Runtime.OutOfMemory", message, invocation.request_id), False
+            answer = failure_result("Runtime.OutOfMemory", message, invocation.request_id)
+            survives = False
         if survives:
             await self._wait_for(self._api.poll_future, seconds=_SETTLE_SECONDS)
         if not (survives and self._api.poll_future.done()):
