@@ -54,7 +54,7 @@ class RandomResizedCrop:
             except (TypeError, ValueError):
                 low = high = math.nan
             if not (0 < low <= high <= most and math.isfinite(high)):
-                raise ConfigError(f"{name} {values!r} is not (low, high) with 0 < low <= high <= {most:g}")
+                raise ConfigError(f"{name} must be (low, high) with 0 < low <= high <= {most:g}, not {values!r}")
             object.__setattr__(self, name, (low, high))
 
     @property

@@ -287,7 +287,7 @@ def test_a_decoder_is_a_value_that_can_be_sent_to_another_process() -> None:
         ({"size": (True, 5)}, "size"),
         ({"mode": "CMYK"}, "mode must be one of RGB, L, not 'CMYK'"),
         ({"resize": "fit"}, "resize must be one of crop, stretch, not 'fit'"),
-        ({"max_pixels": 0}, "max_pixels 0"),
+        ({"max_pixels": 0}, "max_pixels must be at least 1, not 0"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
