@@ -23,6 +23,7 @@ SHOWN = {
     for page in (ROOT / "docs" / "api").glob("*.md")
     for module, name in re.findall(r"^::: ([\w.]+)\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)
 }
+DOCS = tuple((ROOT / "docs").rglob("*.md"))
 MODULES = (
     "stoker",
     "stoker.abc",
@@ -110,6 +111,12 @@ def test_a_page_has_the_title_that_the_navigation_shows() -> None:
     assert titles.pop("index.md") == "Home"
     for page, title in titles.items():
         assert (ROOT / "docs" / page).read_text("utf-8").startswith(f"# {title}\n"), page
+
+
+def test_blocks_in_lists_are_indented_by_four_columns() -> None:
+    """Four columns belong to a list item here and on GitHub; fewer end the list on the site."""
+    block = re.compile(r"^ {1,3}(?:```|\|).*", re.MULTILINE)
+    assert {page.name: found for page in DOCS if (found := block.findall(page.read_text("utf-8")))} == {}
 
 
 def test_the_first_page_has_the_readme_s_example() -> None:

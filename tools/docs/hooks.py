@@ -13,7 +13,7 @@ from mkdocs.utils import get_relative_url
 # The handlers of functions are attributes that a module makes when they are asked for: no page shows them.
 logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "Unsupported item" not in record.getMessage())
 
-_COMMANDS = re.compile(r"^```console\n((?:\$ (?:.*\\\n)*.*\n)+)```$", re.MULTILINE)
+_COMMANDS = re.compile(r"^( *)```console\n((?:\1\$ (?:.*\\\n)*.*\n)+)\1```$", re.MULTILINE)
 _SHOWN = re.compile(r"^::: ([\w.]+\.(\w+))$", re.MULTILINE)
 _UNRESOLVED = re.compile(r'<span title="[^"]*">((?:<code>)?(\w+)(?:</code>)?|[^<]*)</span>')
 _NAME = re.compile(r'(?<!">)<code>([A-Z]\w+|\w+_\w+)</code>')
@@ -24,9 +24,12 @@ def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Return a page whose links all lead to pages of the site, and whose commands can be copied without a prompt."""
     steps = page.file.src_uri.count("/") + 1
     markdown = re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{steps},}}[^)]*\)", r"\1", markdown)
-    return _COMMANDS.sub(
-        lambda found: "```bash\n" + re.sub("^[$] ", "", found[1], flags=re.MULTILINE) + "```", markdown
-    )
+    return _COMMANDS.sub(_without_prompts, markdown)
+
+
+def _without_prompts(commands: re.Match[str]) -> str:
+    indent, lines = commands.groups()
+    return f"{indent}```bash\n" + re.sub("^( *)[$] ", r"\1", lines, flags=re.MULTILINE) + f"{indent}```"
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
