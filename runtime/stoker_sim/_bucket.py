@@ -213,12 +213,12 @@ class SimulatedBucket:
         """Enter a request into the queue and return its waiting time in seconds.
 
         Raises:
-            ThrottledError: the request would wait longer than the model's ``longest_line_seconds``.
+            ThrottledError: the request would wait longer than the model's ``max_queue_seconds``.
         """
         now_seconds = asyncio.get_running_loop().time()
         each_seconds = 1.0 / self.model.requests_per_second
         wait_seconds = max(0.0, self._next_free_seconds - now_seconds - (self.model.burst - 1) * each_seconds)
-        if wait_seconds > self.model.longest_line_seconds:
+        if wait_seconds > self.model.max_queue_seconds:
             raise ThrottledError("simulated://bucket answers with 503: too many requests")
         self._next_free_seconds = max(now_seconds, self._next_free_seconds) + each_seconds
         return wait_seconds

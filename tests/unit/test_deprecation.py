@@ -24,7 +24,7 @@ from stoker.testing import StoreLocation
 from stoker.trace import Fetch, OpenTelemetrySink, Phase, Span
 from stoker_local.functions import FunctionEvent, QueueSpec
 from stoker_local.functions._triggers import create_queues
-from stoker_sim import recorded_bucket, recorded_latency
+from stoker_sim import BucketModel, recorded_bucket, recorded_latency
 from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption
 from stoker_torch._config import MOVED_SETTINGS
 from stoker_torch._sample_cache import LookupStatistics
@@ -39,6 +39,7 @@ def _zeros(kind: type[Any]) -> dict[str, Any]:
 
 
 CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "BucketModel": (BucketModel, {}),
     "CacheStatistics": (CacheStatistics, _zeros(CacheStatistics)),
     "CacheTierStatistics": (CacheTierStatistics, _zeros(CacheTierStatistics)),
     "FanoutConfig": (FanoutConfig, {}),

@@ -93,7 +93,7 @@ def test_requests_beyond_the_rate_wait_in_line() -> None:
 
 
 def test_and_are_refused_where_the_line_is_too_long() -> None:
-    bucket = view(BucketModel(first_byte=Constant(0.0), requests_per_second=10.0, longest_line_seconds=0.5))
+    bucket = view(BucketModel(first_byte=Constant(0.0), requests_per_second=10.0, max_queue_seconds=0.5))
 
     async def main() -> list[object]:
         return await asyncio.gather(*(bucket.head("b") for _ in range(10)), return_exceptions=True)
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_not_found() -> None:
         {"connection_bytes_per_second": 0.0},
         {"total_bytes_per_second": math.nan},
         {"requests_per_second": -1.0},
-        {"longest_line_seconds": -1.0},
+        {"max_queue_seconds": -1.0},
         {"error_fraction": 1.0},
     ],
 )

@@ -444,19 +444,19 @@ def test_tiny_batches_are_predicted_as_larger_ones_are(super_samples: int, nodes
     assert tiny.first_batch_seconds == pytest.approx(usual.first_batch_seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("longest_line_seconds", [math.inf, 0.0])
+@pytest.mark.parametrize("max_queue_seconds", [math.inf, 0.0])
 def test_a_limit_on_requests_is_predicted_and_more_memory_is_not_advised_against_it(
-    longest_line_seconds: float,
+    max_queue_seconds: float,
 ) -> None:
     given = workload(rate=4000, super_samples=400, memory=40 * MIB)
     limited = replace(
-        given.bucket, requests_per_second=20.0, burst=20, longest_line_seconds=longest_line_seconds, first_byte=_SOME
+        given.bucket, requests_per_second=20.0, burst=20, max_queue_seconds=max_queue_seconds, first_byte=_SOME
     )
     given = replace(given, bucket=limited)
     found, by_name = advised(given, replace(RESOURCES, memory_bytes=16 << 30))
     assert found.given is not None
     assert found.given.bound.limit == "request rate"
-    assert found.given.later.seconds == pytest.approx(400 / 20, rel=0.02 if longest_line_seconds else 0.6)
+    assert found.given.later.seconds == pytest.approx(400 / 20, rel=0.02 if max_queue_seconds else 0.6)
     assert found.given.later.stall >= 0.3
     assert by_name["super-sample size"].is_change  # fewer requests are what helps
     assert found.workload.feed.memory_bytes < 400 * MIB

@@ -180,24 +180,24 @@ def test_limits_that_leave_nothing_to_measure_are_refused(bad: dict[str, float])
         ProbeLimits(**bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("longest_line_seconds", "tolerance"), [(math.inf, 0.1), (0.0, 0.1)])
+@pytest.mark.parametrize(("max_queue_seconds", "tolerance"), [(math.inf, 0.1), (0.0, 0.1)])
 @pytest.mark.parametrize("rate", [20.0, 50.0, 100.0])
 def test_a_limit_on_requests_is_found_whether_more_are_refused_or_wait(
-    rate: float, longest_line_seconds: float, tolerance: float
+    rate: float, max_queue_seconds: float, tolerance: float
 ) -> None:
     limited = BucketModel(
         first_byte=LogNormal(0.02, 0.03),
         requests_per_second=rate,
         burst=20,
-        longest_line_seconds=longest_line_seconds,
+        max_queue_seconds=max_queue_seconds,
         connection_bytes_per_second=50e6,
     )
     found = probed(limited, 400e6)
     assert found.limit is not None
     assert found.limit.requests_per_second == pytest.approx(rate, rel=tolerance)
-    assert found.limit.longest_line_seconds == longest_line_seconds
+    assert found.limit.max_queue_seconds == max_queue_seconds
     assert found.bucket().requests_per_second == found.limit.requests_per_second
-    assert (found.throttled > 0) == (longest_line_seconds == 0)
+    assert (found.throttled > 0) == (max_queue_seconds == 0)
     assert found.bucket().error_fraction == 0.0
     assert found.connection_bytes_per_second == pytest.approx(50e6, rel=0.05)
     assert found.median_seconds < 0.06

@@ -197,19 +197,19 @@ def explain_arguments(
 
     def decorate(kind: Class) -> Class:
         construct: Callable[..., None] = kind.__init__  # type: ignore[misc]  # the class itself, not a subclass
-        parameters = [each for each in inspect.signature(construct).parameters.values() if each.name != "self"]
-        known = [each.name for each in parameters]
-        by_place = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
-        required = [each.name for each in parameters if each.default is each.empty]
+        known = {name: each for name, each in inspect.signature(construct).parameters.items() if name != "self"}
+        by_place = [name for name, each in known.items() if each.kind == each.POSITIONAL_OR_KEYWORD]
+        required = [name for name, each in known.items() if each.default is each.empty]
 
         @wraps(construct)
         def checked(self: object, *args: Any, **settings: Any) -> None:
             if len(args) > len(by_place):
                 places = " and ".join(by_place) or "no argument"
                 raise ArgumentError(f"{owner} takes {places} by position only; pass the other arguments by name")
-            settings = _rename_arguments(settings, renamed or {}, owner, given=by_place[: len(args)])
-            settings = _move_arguments(settings, moved or {}, owner)
-            check_names(settings, known, hints or {}, owner=owner)
+            if not settings.keys() <= known.keys():
+                settings = _rename_arguments(settings, renamed or {}, owner, given=by_place[: len(args)])
+                settings = _move_arguments(settings, moved or {}, owner)
+                check_names(settings, known, hints or {}, owner=owner)
             if missing := [name for name in required if name not in settings and name not in by_place[: len(args)]]:
                 raise ArgumentError(f"{owner} needs the argument {missing[0]}=")
             construct(self, *args, **settings)

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from typing import Annotated, Any, Protocol
 
-from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NotNegative, NumberBound, Positive
+from stoker._base.arguments import (
+    AtLeastOne,
+    BoundedConfig,
+    Fraction,
+    NotNegative,
+    NumberBound,
+    Positive,
+    explain_arguments,
+)
 from stoker._base.task_group import end_tasks
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
@@ -117,6 +125,7 @@ class LateTail(BoundedConfig):
         return self.usual.draw(rng) + (self.seconds if rng.random() < self.fraction else 0.0)
 
 
+@explain_arguments("BucketModel", renamed={"longest_line_seconds": "max_queue_seconds"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketModel(BoundedConfig):
     """Model of a bucket: latency, bandwidth, request rate and errors.
@@ -130,7 +139,7 @@ class BucketModel(BoundedConfig):
         connection_bytes_per_second: maximum rate of one transfer.
         total_bytes_per_second: maximum rate of all transfers of all nodes together.
         requests_per_second: maximum rate of answered requests; faster requests queue.
-        longest_line_seconds: longest time in the queue, in seconds; a request that would wait longer gets a 503.
+        max_queue_seconds: maximum time in the queue, in seconds; a request that would wait longer gets a 503.
         burst: number of requests that are answered at once after a pause.
         error_fraction: fraction of requests that end in a server error, after the time to the first byte.
     """
@@ -139,7 +148,7 @@ class BucketModel(BoundedConfig):
     connection_bytes_per_second: Positive[float] = 90e6
     total_bytes_per_second: Positive[float] = math.inf
     requests_per_second: Positive[float] = math.inf
-    longest_line_seconds: NotNegative[float] = math.inf
+    max_queue_seconds: NotNegative[float] = math.inf
     burst: AtLeastOne[int] = 1
     error_fraction: Annotated[float, NumberBound(">=", 0), NumberBound("<", 1)] = 0.0
 
@@ -194,7 +203,7 @@ def estimate_rate_limit(requests: Sequence[SentRequest], usual_seconds: float) -
         longest = math.inf
     full = refused_at[0] if refused_at else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent_seconds)
-    return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
+    return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), max_queue_seconds=longest)
 
 
 def _queued_requests(answered: Sequence[tuple[float, float]], usual_seconds: float) -> list[tuple[float, float]]:

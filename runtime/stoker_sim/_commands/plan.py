@@ -160,7 +160,7 @@ def _add_bucket(
     if args.bandwidth is not None:
         total, rate = args.bandwidth, min(rate, args.bandwidth)
     if args.requests_per_second is not None:
-        model = replace(model, requests_per_second=args.requests_per_second, longest_line_seconds=math.inf, burst=1)
+        model = replace(model, requests_per_second=args.requests_per_second, max_queue_seconds=math.inf, burst=1)
     memory_bytes = inspect_machine().free_bytes // 2 if args.memory is None else args.memory
     return replace(
         workload,
@@ -304,7 +304,7 @@ class _Plan:
 
 def _describe_excess(model: BucketModel) -> str:
     """Describe what a bucket does with requests above its rate."""
-    return "queues requests above that" if model.longest_line_seconds == math.inf else "refuses requests above that"
+    return "queues requests above that" if model.max_queue_seconds == math.inf else "refuses requests above that"
 
 
 def _wrap(text: str) -> list[str]:

@@ -57,6 +57,13 @@ def test_json_is_json_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "out").exists()
 
 
+def test_a_deprecated_field_of_a_file_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = written(tmp_path / "a.toml", "bucket.longest_line_seconds = 9")
+    assert main(["simulate", name, "--json"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "stoker: warning: BucketModel(longest_line_seconds=…) is deprecated: write max_queue_seconds="
+
+
 @pytest.mark.usefixtures("never_simulated")
 def test_a_place_that_cannot_be_written_to_is_found_out_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
