@@ -154,6 +154,10 @@ def test_every_picture_of_the_site_has_a_text(site: Path) -> None:
     ] == []
 
 
+def test_no_page_shows_the_fence_of_a_block(site: Path) -> None:
+    assert [page for page in site.rglob("index.html") if "```" in page.read_text("utf-8")] == []
+
+
 def test_the_api_reference_has_no_markup_of_other_tools_and_no_private_path(site: Path) -> None:
     wrong = re.compile(
         r":(?:class|meth|func|data|attr|mod|exc|obj):|``|~stoker|<autoref|\bstoker\w*(?:\.\w+)*\._[a-z]\w*"

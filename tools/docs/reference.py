@@ -41,6 +41,7 @@ class Reference(griffe.Extension):
             elif isinstance(each, griffe.Class):
                 _rewrite_settings(each)
                 for attribute in each.attributes.values():
+                    _show_default(attribute.value)
                     if attribute.annotation is not None:
                         attribute.annotation = _plain_type(attribute.annotation, loader.modules_collection)
 
@@ -50,6 +51,13 @@ def _rewrite_settings(found: griffe.Class) -> None:
     is_dataclass = any(each.callable_path.endswith("dataclass") for each in found.decorators)
     if is_dataclass and found.docstring and any(each.value for each in found.attributes.values() if each.annotation):
         found.docstring.value = _ATTRIBUTES.sub(r"\1Args:", found.docstring.value)
+
+
+def _show_default(value: griffe.Expr | str | None) -> None:
+    """Rewrite ``field(default_factory=lambda: X)`` as ``field(default=X)``, of which the site shows X."""
+    for argument in value.arguments if isinstance(value, griffe.ExprCall) else ():
+        if isinstance(argument, griffe.ExprKeyword) and isinstance(argument.value, griffe.ExprLambda):
+            argument.name, argument.value = "default", argument.value.body
 
 
 def _plain_type(annotation: griffe.Expr | str, modules: griffe.ModulesCollection) -> griffe.Expr | str:
