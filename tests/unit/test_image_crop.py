@@ -195,9 +195,9 @@ def test_a_decoder_that_chooses_is_a_value_and_needs_a_context() -> None:
         (lambda: RandomResizedCrop(ratio=(1, math.inf)), "ratio"),
         (lambda: RandomResizedCrop(ratio=(1, 2, 3)), "ratio"),  # type: ignore[arg-type]  # on purpose
         (
-            lambda: ImageDecoder(8, 8, random_crop=True),
+            lambda: ImageDecoder(8, 8, random_crop=True),  # type: ignore[arg-type]  # on purpose
             r"random_crop must be a RandomResizedCrop, such as RandomResizedCrop\(\), not True",
-        ),  # type: ignore[arg-type]  # on purpose
+        ),
         (lambda: ImageDecoder(8, 8, flip=1.5), "flip must be a probability from 0 to 1, not 1.5"),
         (lambda: ImageDecoder(8, 8, flip=math.nan), "flip"),
         (lambda: ImageDecoder(8, 8, flip="half"), "flip must be a probability from 0 to 1, not 'half'"),  # type: ignore[arg-type]  # on purpose
