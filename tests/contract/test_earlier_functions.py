@@ -29,8 +29,8 @@ from stoker_functions._commit import commit
 from stoker_functions._pack import pack
 from stoker_local import running_bucket
 from support.deployments import content, plenty
-from support.earlier_versions import files_of, options_of, stored, upload
-from support.identities import anonymous_record, in_earlier_form
+from support.earlier_versions import files_of, options_of, read_objects, upload
+from support.identities import in_earlier_form, remove_record_identities
 from support.redis_server import PASSWORD, RedisServer
 
 CATALOG = json.loads((FOLDER / "catalog.json").read_text())
@@ -63,7 +63,7 @@ def in_earlier_words(hashes: dict[str, dict[str, str]]) -> dict[str, dict[str, s
     """Return what is in Redis with records as an earlier release wrote them."""
     key = f"stoker:{{{URL}}}:records"
     records = {run: PackRecord.from_bytes(bytes.fromhex(digits)) for run, digits in hashes[key].items()}
-    return {**hashes, key: {run: anonymous_record(each).to_bytes().hex() for run, each in records.items()}}
+    return {**hashes, key: {run: remove_record_identities(each).to_bytes().hex() for run, each in records.items()}}
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -133,7 +133,7 @@ def test_functions_write_the_same_today_into_the_bucket_and_into_redis(
 ) -> None:
     with deployed(server, options) as opened:
         assert asyncio.run(run_functions(opened, options)) == CATALOG
-    assert in_earlier_form(stored(URL, options)) == files_of("functions")
+    assert in_earlier_form(read_objects(URL, options)) == files_of("functions")
     assert in_earlier_words(hashes_of(server)) == HASHES
 
 
@@ -143,6 +143,6 @@ def test_a_compaction_writes_the_same_today(server: RedisServer, options: stoker
     with deployed(server, options) as opened:
         asyncio.run(run_compaction(opened))
     older = files_of("functions")
-    assert in_earlier_form(stored(URL, options), older) == older | files_of("compaction")
+    assert in_earlier_form(read_objects(URL, options), older) == older | files_of("compaction")
     with stoker.open(URL, options=options) as dataset:
         assert sorted(sample["path"] for sample in dataset) == [f"{number:05d}.bin" for number in range(8)]

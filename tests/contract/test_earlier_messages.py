@@ -24,7 +24,7 @@ from stoker_functions.serve import TokenKeys
 from stoker_local import LocalBucket
 from stoker_torch import Loader, StreamDataset
 from support.earlier_versions import options_of, upload
-from support.materialized import phases
+from support.materialized import plan_tasks
 
 URL = "s3://stoker/golden/messages"
 JOB = json.loads((FOLDER / "job.json").read_text())
@@ -39,8 +39,8 @@ def options(local_bucket: LocalBucket) -> stoker.S3Options:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What this process, rank 1 of 2, tells the others to compare, one list each time."""
+def exchanged_numbers(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers that this process, rank 1 of 2, exchanges with the others, one list per exchange."""
     found: list[list[int]] = []
 
     def all_gather(into: list[torch.Tensor], mine: torch.Tensor) -> None:
@@ -63,18 +63,24 @@ def digests(*texts: str) -> list[int]:
 ORDER = ("dataset='9f1eda263b9e71a6'", "version=2", "seed=7", "shuffle='window'", "window=2")
 
 
-def test_the_ranks_of_a_loader_compare_the_same_digests(options: stoker.S3Options, told: list[list[int]]) -> None:
+def test_the_ranks_of_a_loader_compare_the_same_digests(
+    options: stoker.S3Options, exchanged_numbers: list[list[int]]
+) -> None:
     with Loader(URL, options=options, shuffle="window", epochs=9, **COMMON) as loader:
         loader.load_state_dict(STATES["window"]["state"])
         next(iter(loader))
     place = ("lanes=2", "limit=None", "epoch=1", "position=12")
-    assert told == [digests(*ORDER, *place, "batch_size=4", "drop_last=False", "evaluation=False", "epochs=9")]
+    assert exchanged_numbers == [
+        digests(*ORDER, *place, "batch_size=4", "drop_last=False", "evaluation=False", "epochs=9")
+    ]
 
 
-def test_the_ranks_of_a_stream_compare_the_same_digests(options: stoker.S3Options, told: list[list[int]]) -> None:
+def test_the_ranks_of_a_stream_compare_the_same_digests(
+    options: stoker.S3Options, exchanged_numbers: list[list[int]]
+) -> None:
     StreamDataset(URL, seed=SEED, window=2, lanes=4, limit=22, memory="1MB", options=options).close()
     rest = ("lanes=4", "limit=22", "drop_last=False", "evaluation=False", "epochs=None", "batch_size=None")
-    assert told == [digests(*ORDER, *rest)]
+    assert exchanged_numbers == [digests(*ORDER, *rest)]
 
 
 def test_the_tasks_of_an_epoch_are_the_same_events() -> None:
@@ -84,7 +90,7 @@ def test_the_tasks_of_an_epoch_are_the_same_events() -> None:
         [{**common, **way, "step": step, "part": part, "keep": 4} for part in range(parts)]
         for step, parts in (("scatter", 1), ("slice", 2), ("commit", 1))
     ]
-    found = phases(
+    found = plan_tasks(
         "scattered",
         slices=2,
         scatters=1,

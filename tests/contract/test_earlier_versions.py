@@ -17,7 +17,7 @@ from stoker._format.manifest import Manifest
 from stoker.cli import main
 from stoker_local import LocalBucket
 from stoker_torch import Loader
-from support.earlier_versions import files_of, options_of, stored, upload
+from support.earlier_versions import files_of, options_of, read_objects, upload
 from support.identities import in_earlier_form
 from support.stores import run_check
 
@@ -92,7 +92,7 @@ def test_a_lost_index_is_rebuilt(folder: Path, flags: list[str]) -> None:
 def test_packed_today_a_data_set_is_the_same_to_the_byte(options: stoker.S3Options, tmp_path: Path) -> None:
     url = f"s3://stoker/golden/again-{tmp_path.name}"
     make_fixtures.pack_dataset(url, options)
-    found = in_earlier_form(stored(url, options))
+    found = in_earlier_form(read_objects(url, options))
     assert found.keys() == FILES.keys()
     assert [key for key, data in found.items() if data != FILES[key]] == []
 
@@ -132,7 +132,7 @@ def test_materialized_today_an_epoch_is_the_same_to_the_byte(options: stoker.S3O
     url = f"s3://stoker/golden/again-{tmp_path.name}"
     upload(url, options, "dataset")
     make_fixtures.shuffle_epoch(url, options)
-    assert in_earlier_form(stored(url, options, "epochs/")) == files_of("epoch")
+    assert in_earlier_form(read_objects(url, options, "epochs/")) == files_of("epoch")
 
 
 def test_what_a_disk_cache_holds_is_not_read_from_the_bucket(
@@ -158,7 +158,7 @@ def test_an_epoch_is_gone_on_with_from_what_was_scattered(
     url = f"s3://stoker/golden/scattered-{tmp_path.name}"
     upload(url, options, "dataset", *(["scattered"] if "slice" in steps else []))
     make_fixtures.shuffle_epoch(url, options, steps)
-    found = in_earlier_form(stored(url, options, "epochs/"))
+    found = in_earlier_form(read_objects(url, options, "epochs/"))
     assert found == files_of("scattered" if "scatter" in steps else "epoch")
 
 
@@ -168,6 +168,6 @@ def test_a_pack_that_was_interrupted_is_resumed(options: stoker.S3Options, tmp_p
     assert make_fixtures.pack_interrupted(url, options) == INTERRUPTED - 1  # the last one was not cut yet
     with stoker.open(url, options=options) as dataset:
         assert [int(sample["number"][0]) for sample in dataset] == list(range(20))
-    found = stored(url, options)
+    found = read_objects(url, options)
     written = files_of("interrupted")
     assert [key for key, data in written.items() if found[key] != data and not key.startswith("packs/")] == []

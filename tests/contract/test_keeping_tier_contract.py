@@ -1,4 +1,4 @@
-"""What holds for every tier that keeps super-samples by the order."""
+"""Behaviour of every tier that evicts super-samples by the order."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pytest
 from stoker._cache.eviction import POLICIES
 from stoker._cache.index import ManagedTier
 from stoker.errors import ConfigError, MemoryBudgetError
-from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
+from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, memory_tier, offer, read_row
 
 Maker = Callable[..., ManagedTier]
 
 
 @pytest.fixture(params=["memory", "disk"])
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
-    """Return what makes a tier, of so many objects and a policy."""
+def create_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
+    """Return a function that creates a tier for a number of objects and a policy."""
     if request.param == "memory":
         return memory_tier
     return lambda held, policy="next-use": disk_tier(tmp_path / "cache", held, policy)
 
 
-def test_what_was_offered_is_read_again_bit_by_bit(made: Maker) -> None:
+def test_what_was_offered_is_read_again_bit_by_bit(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(20)
+        tier = create_tier(20)
         await tier.follow(MANIFEST, future())
         for row in range(20):
             await offer(tier, row)
-            assert await kept(tier, row) == body(row)
-        assert [await kept(tier, row) for row in range(20)] == [body(row) for row in range(20)]
+            assert await read_row(tier, row) == body(row)
+        assert [await read_row(tier, row) for row in range(20)] == [body(row) for row in range(20)]
         found = tier.statistics()
         assert (found.lookups, found.hits, found.objects, found.evicted, found.damaged) == (40, 40, found.added, 0, 0)
         await tier.close()
@@ -41,33 +41,33 @@ def test_what_was_offered_is_read_again_bit_by_bit(made: Maker) -> None:
     asyncio.run(check())
 
 
-def test_what_was_never_offered_is_not_here(made: Maker) -> None:
+def test_what_was_never_offered_is_not_here(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(4)
+        tier = create_tier(4)
         await tier.follow(MANIFEST, future())
         await offer(tier, 1)
-        assert await kept(tier, 2) is None
+        assert await read_row(tier, 2) is None
         assert tier.statistics().hits == 0
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_what_is_offered_twice_is_held_once(made: Maker) -> None:
+def test_what_is_offered_twice_is_held_once(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(2)
+        tier = create_tier(2)
         await tier.follow(MANIFEST, future())
         await offer(tier, 1, 1, 1, 2)
-        assert [await kept(tier, row) for row in (1, 2)] == [body(1), body(2)]
+        assert [await read_row(tier, row) for row in (1, 2)] == [body(1), body(2)]
         assert (tier.statistics().added, tier.statistics().objects, tier.statistics().declined) == (2, 2, 0)
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_an_object_with_another_checksum_is_another_object(made: Maker) -> None:
+def test_an_object_with_another_checksum_is_another_object(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(4)
+        tier = create_tier(4)
         await tier.follow(MANIFEST, future())
         await offer(tier, 1)
         ref = MANIFEST.ref(1)
@@ -79,13 +79,13 @@ def test_an_object_with_another_checksum_is_another_object(made: Maker) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_never_holds_more_than_its_limit(made: Maker, policy: str) -> None:
+def test_it_never_holds_more_than_its_limit(create_tier: Maker, policy: str) -> None:
     async def check() -> None:
-        tier, ahead = made(5, policy), future(epochs=None)
+        tier, ahead = create_tier(5, policy), future(epochs=None)
         await tier.follow(MANIFEST, ahead)
         for epoch in range(3):
             for row in sorted(range(20), key=lambda each: (each * 7 + epoch) % 20):
-                if await kept(tier, row) is None:
+                if await read_row(tier, row) is None:
                     await offer(tier, row)
                 ahead.advance(epoch, row)
                 found = tier.statistics()
@@ -97,26 +97,26 @@ def test_it_never_holds_more_than_its_limit(made: Maker, policy: str) -> None:
     asyncio.run(check())
 
 
-def test_it_keeps_what_is_needed_soonest(made: Maker) -> None:
+def test_it_keeps_what_is_needed_soonest(create_tier: Maker) -> None:
     async def check() -> None:
-        tier, ahead = made(5), future()
+        tier, ahead = create_tier(5), future()
         await tier.follow(MANIFEST, ahead)
         for row in range(20):
             await offer(tier, row)
         soonest = sorted(range(20), key=ahead.next_use)[:5]
-        assert {row for row in range(20) if await kept(tier, row) is not None} == set(soonest)
+        assert {row for row in range(20) if await read_row(tier, row) is not None} == set(soonest)
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_what_is_held_stays_for_the_next_stretch_of_another_order(made: Maker) -> None:
+def test_what_is_held_stays_for_the_next_stretch_of_another_order(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(5)
+        tier = create_tier(5)
         await tier.follow(MANIFEST, future())
         await offer(tier, 0, 1, 2, 3)
         await tier.follow(MANIFEST, future(seed=9))
-        assert [await kept(tier, row) is not None for row in range(5)] == [True] * 4 + [False]
+        assert [await read_row(tier, row) is not None for row in range(5)] == [True] * 4 + [False]
         ahead = future(seed=10)
         await tier.follow(MANIFEST, ahead)
         farthest = max(range(4), key=ahead.next_use)
@@ -124,20 +124,20 @@ def test_what_is_held_stays_for_the_next_stretch_of_another_order(made: Maker) -
         sooner = min((row for row in range(5, 20)), key=ahead.next_use)
         await offer(tier, sooner)
         assert ahead.next_use(sooner) < ahead.next_use(farthest)
-        gone = [row for row in range(5) if await kept(tier, row) is None]
+        gone = [row for row in range(5) if await read_row(tier, row) is None]
         assert gone == [max(range(5), key=ahead.next_use)]
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_what_another_version_does_not_have_goes_first(made: Maker) -> None:
+def test_what_another_version_does_not_have_goes_first(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(3)
+        tier = create_tier(3)
         await tier.follow(MANIFEST, future())
         await offer(tier, 17, 18, 19)
         for row in (17, 18, 19):
-            assert await kept(tier, row) is not None
+            assert await read_row(tier, row) is not None
         import numpy as np
 
         smaller = replace(
@@ -146,17 +146,17 @@ def test_what_another_version_does_not_have_goes_first(made: Maker) -> None:
         await tier.follow(smaller, future())
         for row in (0, 1):
             tier.offer(smaller.ref(row), memoryview(body(row)))
-        assert await kept(tier, 18) is None
-        assert await kept(tier, 19) is None
-        assert await kept(tier, 17) is not None
+        assert await read_row(tier, 18) is None
+        assert await read_row(tier, 19) is None
+        assert await read_row(tier, 17) is not None
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_nothing_is_kept_before_it_follows_and_closing_twice_is_closing_once(made: Maker) -> None:
+def test_nothing_is_kept_before_it_follows_and_closing_twice_is_closing_once(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(3)
+        tier = create_tier(3)
         await tier.close()
         await tier.follow(MANIFEST, future())
         await offer(tier, 1)
@@ -165,15 +165,15 @@ def test_nothing_is_kept_before_it_follows_and_closing_twice_is_closing_once(mad
         assert tier.statistics().objects == 0
         await tier.follow(MANIFEST, future())
         await offer(tier, 2)
-        assert await kept(tier, 2) == body(2)
+        assert await read_row(tier, 2) == body(2)
         await tier.close()
 
     asyncio.run(check())
 
 
-def test_what_is_larger_than_every_slot_is_declined(made: Maker) -> None:
+def test_what_is_larger_than_every_slot_is_declined(create_tier: Maker) -> None:
     async def check() -> None:
-        tier = made(3)
+        tier = create_tier(3)
         await tier.follow(MANIFEST, future())
         large = replace(MANIFEST.ref(0), size_bytes=LARGEST_BYTES + 1)
         tier.offer(large, memoryview(bytes(LARGEST_BYTES + 1)))
@@ -184,28 +184,28 @@ def test_what_is_larger_than_every_slot_is_declined(made: Maker) -> None:
     asyncio.run(check())
 
 
-def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(made: Maker) -> None:
+def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(create_tier: Maker) -> None:
     with pytest.raises(MemoryBudgetError, match="raise its limit"):
-        made(0)
+        create_tier(0)
     with pytest.raises(ConfigError, match="next-use, no-evict, lru, fifo"):
-        made(3, "best")
+        create_tier(3, "best")
 
 
 async def _child_check(tier: ManagedTier, inherits: bool) -> None:
     await tier.follow(MANIFEST, future())
-    assert await kept(tier, 1) == (body(1) if inherits else None)
+    assert await read_row(tier, 1) == (body(1) if inherits else None)
     await offer(tier, 2)
-    assert (await kept(tier, 2) is not None) is (not inherits)  # the parent has the only part: it only reads
+    assert (await read_row(tier, 2) is not None) is (not inherits)  # the parent has the only part: it only reads
     await tier.close()
 
 
-def test_a_forked_child_has_a_tier_of_its_own_and_leaves_its_parents_alone(made: Maker) -> None:
+def test_a_forked_child_has_a_tier_of_its_own_and_leaves_its_parents_alone(create_tier: Maker) -> None:
     async def follow(tier: ManagedTier) -> None:
         await tier.follow(MANIFEST, future())
         await offer(tier, 1)
-        assert await kept(tier, 1) is not None
+        assert await read_row(tier, 1) is not None
 
-    tier = made(3)
+    tier = create_tier(3)
     with asyncio.Runner() as runner:
         runner.run(follow(tier))
         child = os.fork()
@@ -218,6 +218,6 @@ def test_a_forked_child_has_a_tier_of_its_own_and_leaves_its_parents_alone(made:
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert runner.run(kept(tier, 1)) == body(1)
-        assert runner.run(kept(tier, 2)) is None
+        assert runner.run(read_row(tier, 1)) == body(1)
+        assert runner.run(read_row(tier, 2)) is None
         runner.run(tier.close())

@@ -21,12 +21,12 @@ from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
 from stoker_local import BucketConfig, BucketSpec, running_bucket
 from support.local_bucket import s3_options
-from support.packing import labels, numbered, pack, stored
+from support.packing import labels, numbered_samples, pack, read_objects
 from support.stores import Deviation, Place
 
 
 def breaking(count: int) -> Iterator[dict[str, Any]]:
-    yield from numbered(count)
+    yield from numbered_samples(count)
     raise ZeroDivisionError
 
 
@@ -41,23 +41,25 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
     async def main(store: Store) -> None:
         with pytest.raises(ZeroDivisionError):
             await pack(store, breaking(40))
-        first = await pack(store, numbered(45))
+        first = await pack(store, numbered_samples(45))
         assert (first.version, first.samples) == (1, 45)
-        second = await pack(store, numbered(5, 45), mode="append")
+        second = await pack(store, numbered_samples(5, 45), mode="append")
         assert await labels(store) == list(range(50))
         tags = {info.key: info.tag async for info in store.list("data/")}
         assert tags == {second.key(row): second.rows.tag(row) for row in range(len(second))}
         assert await verify(store, second, deep=True) == []
         with pytest.raises(DatasetExistsError):
-            await pack(store, numbered(3))
-        before = await stored(store)
+            await pack(store, numbered_samples(3))
+        before = await read_objects(store)
         for key in (POINTER_KEY, version_key(1), version_key(2)):
             await store.delete(key)
         report = await rebuild_manifest(store)
         assert (report.manifest.samples, report.lost, report.orphans) == (50, (), ())
         assert await labels(store) == list(range(50))
         assert (await collect_garbage(store, delete=True)).objects == ()
-        assert await stored(store, "data/") == {key: data for key, data in before.items() if key.startswith("data/")}
+        assert await read_objects(store, "data/") == {
+            key: data for key, data in before.items() if key.startswith("data/")
+        }
         assert (await versions.read_manifest(store)).runs == second.runs
 
     place.run(main)
@@ -68,7 +70,7 @@ def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
 
     async def main(store: Store) -> None:
         for count in (20, 5):
-            manifest = await pack(store, numbered(count), mode="overwrite", source=None)
+            manifest = await pack(store, numbered_samples(count), mode="overwrite", source=None)
             assert await labels(store) == list(range(count))
         assert manifest.version == 2
         assert await verify(store, await versions.read_manifest(store, 1)) == []
@@ -82,10 +84,10 @@ def test_a_data_set_is_removed_from_every_store(place: Place) -> None:
     pack = packed_at(place)
 
     async def main(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         await store.put("data/mine", b"mine")
         await remove_dataset(store, await plan_removal(store))
-        assert list(await stored(store)) == ["data/mine"]
+        assert list(await read_objects(store)) == ["data/mine"]
         with pytest.raises(NotFoundError, match="no data set"):
             await plan_removal(store)
 
@@ -117,9 +119,9 @@ def test_a_store_that_ignores_conditions_is_reported_before_packing(place: Place
     async def main(store: Store) -> None:
         if ignores:
             with pytest.raises(StoreError, match=f"{store.url} ignores If-None-Match.*single_writer=True"):
-                await pack(store, numbered(4), single_writer=False)
-            assert await stored(store) == {}
-        manifest = await pack(store, numbered(4), single_writer=ignores)
+                await pack(store, numbered_samples(4), single_writer=False)
+            assert await read_objects(store) == {}
+        manifest = await pack(store, numbered_samples(4), single_writer=ignores)
         assert manifest.samples == 4
 
     place.run(main)
@@ -132,8 +134,8 @@ def test_an_s3_server_that_ignores_conditions_is_reported_by_name() -> None:
             options = s3_options(bucket)
             store = open_store("s3://stoker/set", options=options)
             with pytest.raises(StoreError, match="s3://stoker/set ignores If-None-Match"):
-                await pack(store, numbered(4))
-            await pack(store, numbered(4), single_writer=True)
+                await pack(store, numbered_samples(4))
+            await pack(store, numbered_samples(4), single_writer=True)
             assert await labels(store) == [0, 1, 2, 3]
             await store.close()
 
@@ -148,9 +150,9 @@ def test_objects_that_are_there_are_recognised_and_not_written_again(place: Plac
         with pytest.raises(ZeroDivisionError):
             await pack(store, breaking(30))
         before = {info.key: info.tag async for info in store.list("data/")}
-        for key in await stored(store, "packs/"):
+        for key in await read_objects(store, "packs/"):
             await store.delete(key)
-        manifest = await pack(store, numbered(45))
+        manifest = await pack(store, numbered_samples(45))
         tags = {manifest.key(row): manifest.rows.tag(row) for row in range(len(manifest))}
         assert tags.items() >= before.items()
         assert await verify(store, manifest) == []

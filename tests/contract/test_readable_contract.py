@@ -32,7 +32,7 @@ Check = Callable[[Store], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class ReadableStore:
     """A data set of two versions, and how to read it.
 
     Attributes:
@@ -84,7 +84,7 @@ _serial = count()
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
+def readable(request: pytest.FixtureRequest) -> Iterator[ReadableStore]:
     name: str = request.param
     options: S3Options | None = None
     number = next(_serial)  # the fixture may be made again for one place, after others
@@ -95,7 +95,7 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
     objects = filled(url, options)
     with ExitStack() as stack:
         if name in ("memory", "bucket"):
-            yield Shelf(url=url, missing_url=missing_url, options=options, objects=objects)
+            yield ReadableStore(url=url, missing_url=missing_url, options=options, objects=objects)
             return
         is_redirecting = name.startswith("redirecting")
         answer_bytes = 1 if is_redirecting else LAMBDA_ANSWER_BYTES
@@ -104,7 +104,7 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
             door, auth = IamDoor(CALLER), ServedOptions(auth="aws", region=REGION)
             enter(stack.enter_context(pytest.MonkeyPatch.context()), CALLER)
         hosted = stack.enter_context(running_service({"ds": url}, options, answer_bytes=answer_bytes, door=door))
-        yield Shelf(
+        yield ReadableStore(
             url=hosted.dataset("ds"),
             missing_url=hosted.dataset("other"),
             options=replace(auth, http=HttpOptions(transport="aiohttp" if name.endswith("aiohttp") else "direct")),
@@ -114,26 +114,26 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
         )
 
 
-def test_every_object_is_read_whole_with_the_size_and_tag_that_its_bucket_says(shelf: Shelf) -> None:
-    newest = shelf.newest
+def test_every_object_is_read_whole_with_the_size_and_tag_that_its_bucket_says(readable: ReadableStore) -> None:
+    newest = readable.newest
     keys = [POINTER_KEY, version_key(1), version_key(2), *map(newest.key, range(len(newest)))]
 
     async def check(store: Store) -> None:
         for key in keys:
-            assert await store.get(key) == shelf.objects[key]
-            assert await store.head(key) == shelf.objects[key][1]
+            assert await store.get(key) == readable.objects[key]
+            assert await store.head(key) == readable.objects[key][1]
 
     assert newest.version == 2
-    shelf.run(check)
-    assert (307 in shelf.statuses) == shelf.is_redirecting
+    readable.run(check)
+    assert (307 in readable.statuses) == readable.is_redirecting
 
 
-def test_super_samples_are_listed_in_order_below_a_prefix_and_after_a_key(shelf: Shelf) -> None:
-    data = sorted(key for key in shelf.objects if key.startswith("data/"))
+def test_super_samples_are_listed_in_order_below_a_prefix_and_after_a_key(readable: ReadableStore) -> None:
+    data = sorted(key for key in readable.objects if key.startswith("data/"))
     run = data[0].rpartition("/")[0]
 
     async def check(store: Store) -> None:
-        assert [info async for info in store.list("data/")] == [shelf.objects[key][1] for key in data]
+        assert [info async for info in store.list("data/")] == [readable.objects[key][1] for key in data]
         assert await list_keys(store, "data/", start_after=data[2]) == data[3:]
         assert await list_keys(store, f"{run}/0") == [key for key in data if key.startswith(run)]
         assert await list_keys(store, "datum") == []
@@ -143,64 +143,64 @@ def test_super_samples_are_listed_in_order_below_a_prefix_and_after_a_key(shelf:
         assert version_key(2) in await list_keys(store, "manifests/")
         assert POINTER_KEY in await list_keys(store, "manifest", start_after=data[-1])
 
-    shelf.run(check)
+    readable.run(check)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, -1), (5, 5), (-2, -1), (100, 300), (-1, -1)])
-def test_a_range_fills_exactly_the_memory_it_was_given(shelf: Shelf, start: int, end: int) -> None:
-    body, info = shelf.objects[shelf.key]
+def test_a_range_fills_exactly_the_memory_it_was_given(readable: ReadableStore, start: int, end: int) -> None:
+    body, info = readable.objects[readable.key]
     start, end = (len(body) + 1 + place if place < 0 else place for place in (start, end))
 
     async def check(store: Store) -> None:
         surrounded = bytearray(b"\xee" * (end - start + 16))
         into = memoryview(surrounded)[8 : 8 + end - start]
-        assert await store.get_range(shelf.key, start, end, into=into, tag=info.tag) == info
+        assert await store.get_range(readable.key, start, end, into=into, tag=info.tag) == info
         assert surrounded == b"\xee" * 8 + body[start:end] + b"\xee" * 8
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_the_first_byte_is_reported_at_most_once_and_never_for_an_error(shelf: Shelf) -> None:
-    body, _ = shelf.objects[shelf.key]
+def test_the_first_byte_is_reported_at_most_once_and_never_for_an_error(readable: ReadableStore) -> None:
+    body, _ = readable.objects[readable.key]
 
     async def check(store: Store) -> None:
         told: list[str] = []
         into = memoryview(bytearray(len(body)))
-        await store.get_range(shelf.key, 0, len(body), into=into, begun=lambda: told.append("begun"))
+        await store.get_range(readable.key, 0, len(body), into=into, begun=lambda: told.append("begun"))
         assert told == ([] if store.url.startswith("memory:") else ["begun"])
         told.clear()
         with pytest.raises(NotFoundError):
             await store.get_range(version_key(9), 0, 1, into=into[:1], begun=lambda: told.append("begun"))
         assert told == []
 
-    shelf.run(check)
+    readable.run(check)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (-1, 1), (0, 2), (1, 1), (10_000, 10_001)])
-def test_a_range_beyond_the_end_is_truncated(shelf: Shelf, start: int, end: int) -> None:
-    size = len(shelf.objects[shelf.key][0])
+def test_a_range_beyond_the_end_is_truncated(readable: ReadableStore, start: int, end: int) -> None:
+    size = len(readable.objects[readable.key][0])
 
     async def check(store: Store) -> None:
-        with pytest.raises(TruncatedError, match=shelf.key):
-            await read_range(store, shelf.key, size + start, size + end)
+        with pytest.raises(TruncatedError, match=readable.key):
+            await read_range(store, readable.key, size + start, size + end)
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_a_read_pinned_to_another_tag_is_refused(shelf: Shelf) -> None:
+def test_a_read_pinned_to_another_tag_is_refused(readable: ReadableStore) -> None:
     async def check(store: Store) -> None:
-        for key in (shelf.key, POINTER_KEY):
-            body, info = shelf.objects[key]
+        for key in (readable.key, POINTER_KEY):
+            body, info = readable.objects[key]
             for end in (len(body), 1, 0):
                 with pytest.raises(ObjectChangedError):
                     await read_range(store, key, 0, end, "another-store's-tag")
                 assert await read_range(store, key, 0, end, info.tag) == body[:end]
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_a_missing_object_is_not_found_and_its_data_set_is(shelf: Shelf) -> None:
-    keys = ("x", "packs/x", version_key(9), "data/0123456789abcdef/00000000", f"{shelf.key[:-8]}99999999")
+def test_a_missing_object_is_not_found_and_its_data_set_is(readable: ReadableStore) -> None:
+    keys = ("x", "packs/x", version_key(9), "data/0123456789abcdef/00000000", f"{readable.key[:-8]}99999999")
 
     async def check(store: Store) -> None:
         for key in keys:
@@ -209,41 +209,41 @@ def test_a_missing_object_is_not_found_and_its_data_set_is(shelf: Shelf) -> None
                     await read
                 assert not isinstance(caught.value, BucketNotFoundError)
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_a_missing_data_set_is_distinguished_from_a_missing_object(shelf: Shelf) -> None:
+def test_a_missing_data_set_is_distinguished_from_a_missing_object(readable: ReadableStore) -> None:
     async def check(store: Store) -> None:
         for read in (
             store.get(POINTER_KEY),
-            store.head(shelf.key),
-            read_range(store, shelf.key, 0, 1),
+            store.head(readable.key),
+            read_range(store, readable.key, 0, 1),
             list_keys(store),
         ):
             with pytest.raises(BucketNotFoundError):
                 await read
 
-    run_check(open_store(shelf.missing_url, options=shelf.options), check)
+    run_check(open_store(readable.missing_url, options=readable.options), check)
 
 
-def test_many_reads_at_once_do_not_mix_their_bytes(shelf: Shelf) -> None:
-    data = sorted(key for key in shelf.objects if key.startswith("data/"))
+def test_many_reads_at_once_do_not_mix_their_bytes(readable: ReadableStore) -> None:
+    data = sorted(key for key in readable.objects if key.startswith("data/"))
     ranges = [(key, start, start + 97) for key in data for start in range(0, 200, 20)]
 
     async def check(store: Store) -> None:
         found = await asyncio.gather(*(read_range(store, *each) for each in ranges))
-        assert found == [shelf.objects[key][0][start:end] for key, start, end in ranges]
+        assert found == [readable.objects[key][0][start:end] for key, start, end in ranges]
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(shelf: Shelf) -> None:
-    body, _ = shelf.objects[shelf.key]
+def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(readable: ReadableStore) -> None:
+    body, _ = readable.objects[readable.key]
 
     async def check(store: Store) -> None:
         for patience in (0, 1, 5, 25):
             into = bytearray(len(body))
-            read = asyncio.ensure_future(store.get_range(shelf.key, 0, len(body), into=memoryview(into)))
+            read = asyncio.ensure_future(store.get_range(readable.key, 0, len(body), into=memoryview(into)))
             for _ in range(patience):
                 await asyncio.sleep(0)
             read.cancel()
@@ -251,39 +251,41 @@ def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(shelf: Shel
             seen = bytes(into)
             await asyncio.sleep(0.01)
             assert into == seen
-            assert await read_range(store, shelf.key, 0, len(body)) == body
+            assert await read_range(store, readable.key, 0, len(body)) == body
 
-    shelf.run(check)
+    readable.run(check)
 
 
 @pytest.mark.parametrize("key", ["", "/absolute", "nul\0", "lone-\ud800", "k" * 1025])
-def test_a_key_that_no_bucket_can_hold_is_refused(shelf: Shelf, key: str) -> None:
+def test_a_key_that_no_bucket_can_hold_is_refused(readable: ReadableStore, key: str) -> None:
     async def check(store: Store) -> None:
         for call in (store.get(key), store.head(key), store.put(key, b""), store.delete(key)):
             with pytest.raises(ConfigError):
                 await call
 
-    shelf.run(check)
+    readable.run(check)
 
 
 @pytest.mark.parametrize(("start", "end", "room"), [(-1, 1, 2), (2, 1, 0), (0, 4, 3), (0, 4, 5)])
-def test_a_range_that_does_not_fit_its_memory_is_refused(shelf: Shelf, start: int, end: int, room: int) -> None:
+def test_a_range_that_does_not_fit_its_memory_is_refused(
+    readable: ReadableStore, start: int, end: int, room: int
+) -> None:
     async def check(store: Store) -> None:
         with pytest.raises(ConfigError):
-            await store.get_range(shelf.key, start, end, into=memoryview(bytearray(room)))
+            await store.get_range(readable.key, start, end, into=memoryview(bytearray(room)))
         for text in ({"prefix": "\ud800"}, {"start_after": "\ud800"}):
             with pytest.raises(ConfigError):
                 await list_keys(store, **text)
 
-    shelf.run(check)
+    readable.run(check)
 
 
-def test_a_closed_store_can_be_used_again_in_this_loop_and_in_another(shelf: Shelf) -> None:
-    store = shelf.open()
+def test_a_closed_store_can_be_used_again_in_this_loop_and_in_another(readable: ReadableStore) -> None:
+    store = readable.open()
 
     async def twice() -> None:
         for _ in range(2):
-            assert await store.get(shelf.key) == shelf.objects[shelf.key]
+            assert await store.get(readable.key) == readable.objects[readable.key]
             await store.close()
             await store.close()
 
@@ -291,11 +293,11 @@ def test_a_closed_store_can_be_used_again_in_this_loop_and_in_another(shelf: She
     asyncio.run(twice())
 
 
-def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(shelf: Shelf) -> None:
-    store, wanted = shelf.open(), shelf.objects[shelf.key][0][:4]
+def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(readable: ReadableStore) -> None:
+    store, wanted = readable.open(), readable.objects[readable.key][0][:4]
 
     async def read() -> bytes:
-        return await read_range(store, shelf.key, 0, 4)
+        return await read_range(store, readable.key, 0, 4)
 
     with asyncio.Runner() as runner:
         assert runner.run(read()) == wanted

@@ -18,7 +18,7 @@ import stoker
 from stoker_torch import Loader, StreamDataset
 from support.cached_run import SETTINGS, leave_a_child, read_epoch, read_until_killed
 from support.datasets import SCHEMA, numbers, sample_of
-from support.processes import ended, exit_code, running
+from support.processes import child_process, exit_code, wait_for_end
 
 SAMPLES = 2000
 UNCLOSED = """
@@ -85,10 +85,10 @@ def test_two_processes_at_once_share_a_folder_and_both_have_every_sample(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     cache, reports = f"disk:{tmp_path / 'cache'}?limit=1GB", [tmp_path / "first", tmp_path / "second"]
     with (
-        running(read_epoch, url, cache, str(reports[0])) as first,
-        running(read_epoch, url, cache, str(reports[1])) as second,
+        child_process(read_epoch, url, cache, str(reports[0])) as first,
+        child_process(read_epoch, url, cache, str(reports[1])) as second,
     ):
-        assert (ended(first), ended(second)) == (0, 0)
+        assert (wait_for_end(first), wait_for_end(second)) == (0, 0)
     told = [json.loads(report.read_text()) for report in reports]
     assert told[0]["numbers"] == told[1]["numbers"] == plain_epoch(url)
     kept = {each.name for each in (tmp_path / "cache").rglob("*") if each.is_file()}

@@ -21,7 +21,7 @@ from stoker_local._demo.run import TrainingResult, comparison_table, create_read
 from stoker_local._demo.screen import Screen
 from stoker_local._demo.training import ImageObjects, Timing, new_model
 from stoker_torch import Loader
-from support.demo import cells, demo, mislead, read_until, running, started_by
+from support.demo import cells, demo, descendants_of, process_parents, read_until, set_misleading_environment
 
 TIMEOUT_SECONDS = 600
 EPOCHS = 5
@@ -31,7 +31,7 @@ EPOCHS = 5
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The demo's folder for temporary files, current folder and home; misleading settings are in force."""
-    mislead(monkeypatch, tmp_path)
+    set_misleading_environment(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_nothing(empty_folder: Path) -> None:
     with demo("--workers", "12", "--epochs", str(EPOCHS), folder=empty_folder) as process:
         output = read_until(process, "  DataLoader: epoch 1/")
-        family = started_by(process.pid)
+        family = descendants_of(process.pid)
         rest, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     output += rest
     assert errors == ""
@@ -59,7 +59,7 @@ def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_
     assert dollars[1] == pytest.approx(gets[1] * 0.0004 / 1000, abs=1e-6)
 
     assert len(family) >= 1 + 1 + 12
-    assert not family & running().keys()
+    assert not family & process_parents().keys()
     assert list(empty_folder.iterdir()) == []
 
 
@@ -67,13 +67,13 @@ def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_
 def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path) -> None:
     with demo("--workers", "12", folder=empty_folder) as process:
         output = read_until(process, "  DataLoader: epoch 1/")  # with its workers
-        family = started_by(process.pid)
+        family = descendants_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground
         _, errors = process.communicate(timeout=300)
     assert "  images " in output
     assert (process.returncode, errors) == (130, "stoker: interrupted\n")
     assert len(family) >= 1 + 1 + 12
-    assert not family & running().keys()
+    assert not family & process_parents().keys()
     assert list(empty_folder.iterdir()) == []
 
 

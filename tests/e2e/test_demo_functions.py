@@ -13,7 +13,7 @@ import pytest
 from stoker_local._demo.function_run import INGEST, FunctionDemoConfig
 from stoker_local.functions import FunctionFaultKind
 from stoker_local.functions._config import FunctionFaultInjector
-from support.demo import cells, demo, mislead, read_until, running, started_by
+from support.demo import cells, demo, descendants_of, process_parents, read_until, set_misleading_environment
 
 pytestmark = pytest.mark.timeout(400)
 TIMEOUT_SECONDS = 600  # longer than the demo itself takes at most
@@ -25,7 +25,7 @@ AT_WORK = r" +\d+ s: .* [1-9]\d* of \d+ busy"
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The demo's folder for temporary files, current folder and home; misleading settings are in force."""
-    mislead(monkeypatch, tmp_path)
+    set_misleading_environment(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -43,7 +43,7 @@ def test_the_demo_packs_in_functions_that_are_killed_trains_on_every_image_once_
 ) -> None:
     with demo("--functions", "--images", str(IMAGES), "--seed", str(deadly_seed()), folder=empty_folder) as process:
         output = read_until(process, AT_WORK)
-        family = started_by(process.pid)
+        family = descendants_of(process.pid)
         rest, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     output += rest
     assert errors == ""
@@ -69,19 +69,19 @@ def test_the_demo_packs_in_functions_that_are_killed_trains_on_every_image_once_
     assert cells(output, "GETs of an epoch")[0] < 10
 
     assert len(family) >= 1 + 1
-    assert not family & running().keys()
+    assert not family & process_parents().keys()
     assert list(empty_folder.iterdir()) == []
 
 
 def test_ctrl_c_ends_the_demo_and_its_functions(empty_folder: Path) -> None:
     with demo("--functions", folder=empty_folder) as process:
         read_until(process, AT_WORK)
-        family = started_by(process.pid)
+        family = descendants_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground
         _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (130, "stoker: interrupted\n")
     assert len(family) >= 1 + 1
-    assert not family & running().keys()
+    assert not family & process_parents().keys()
     assert list(empty_folder.iterdir()) == []
 
 

@@ -118,7 +118,7 @@ def function_of(template: Template, name: str) -> dict[str, Any]:
     return properties
 
 
-def wanted_rights(name: str) -> dict[str, set[str]]:
+def required_rights(name: str) -> dict[str, set[str]]:
     """Return what a function needs besides logging: action → resources."""
     rights = RIGHTS[name]
     raw = {INCOMING if name == "ingest" else "arn:aws:s3:::acme-raw"} if rights.reads_raw else set()
@@ -178,7 +178,7 @@ def test_a_function_may_do_what_it_does_and_no_more(template: Template, name: st
     rights = rights_of(template, name)
     group = f"arn:aws:logs:us-east-1:123456789012:log-group:/aws/lambda/stoker-{name}:*"
     assert rights.pop("logs:CreateLogStream") == rights.pop("logs:PutLogEvents") == {group}
-    assert rights == wanted_rights(name)
+    assert rights == required_rights(name)
 
 
 def test_every_function_has_a_role_of_its_own_that_only_lambda_assumes(template: Template, public: Template) -> None:
@@ -381,7 +381,7 @@ def test_the_public_url_is_opt_in_reads_only_and_its_keys_are_in_no_template(pub
     )
     assert function["Handler"] == "stoker_functions.aws.serve_with_token"
     rights = rights_of(public, "serve-token")
-    assert {action: on for action, on in rights.items() if "logs" not in action} == wanted_rights("serve")
+    assert {action: on for action, on in rights.items() if "logs" not in action} == required_rights("serve")
 
 
 def test_callers_may_invoke_and_read_and_train_and_no_more(template: Template) -> None:

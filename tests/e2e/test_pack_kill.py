@@ -21,8 +21,8 @@ from stoker._pack.record import list_records
 from stoker.abc import Store
 from stoker.testing import WatchedStore
 from support.killed_packing import MOMENTS, Death, Moment, PackTask, pack_and_die
-from support.packing import fresh_store, numbered, pack, puts, stored
-from support.processes import ended, exit_code, running
+from support.packing import fresh_store, numbered_samples, pack, puts, read_objects
+from support.processes import child_process, exit_code, wait_for_end
 from support.stores import Place
 
 SAMPLES_EACH = 3  # of the super-samples that support.packing makes
@@ -35,12 +35,12 @@ both_modes = pytest.mark.parametrize("mode", ["create", "append"])
 async def prepare(store: Store, mode: str) -> None:
     """Have a data set there for what is to be appended."""
     if mode == "append":
-        await pack(store, numbered(10), source="base")
+        await pack(store, numbered_samples(10), source="base")
 
 
 async def contents(store: Store) -> dict[str, Any]:
     """Return everything that a store holds, but for the tags, which differ between stores, and between equal files."""
-    found: dict[str, Any] = await stored(store)
+    found: dict[str, Any] = await read_objects(store)
     for key in [key for key in found if key.startswith("manifest")]:
         manifest = Manifest.from_bytes(found[key])
         rows = replace(manifest.rows, tags=np.zeros((len(manifest), 16), np.uint8))
@@ -57,7 +57,7 @@ async def recorded(store: Store) -> int:
 async def finish(store: Store, mode: str, samples: int) -> None:
     """Pack to the end, and see that this does only what is left, and leaves what a pack that nobody killed does."""
     durable, watched = await recorded(store), WatchedStore(store)
-    manifest = await pack(watched, numbered(samples), mode=mode)
+    manifest = await pack(watched, numbered_samples(samples), mode=mode)
     assert len(puts(watched)) == samples // SAMPLES_EACH - durable
     await check_same(store, mode, samples)
     assert await verify(store, manifest, deep=True) == []
@@ -67,7 +67,7 @@ async def check_same(store: Store, mode: str, samples: int) -> None:
     """See that a store holds what a pack that nobody killed leaves, and nothing else."""
     undisturbed = fresh_store()
     await prepare(undisturbed, mode)
-    await pack(undisturbed, numbered(samples), mode=mode)
+    await pack(undisturbed, numbered_samples(samples), mode=mode)
     assert await contents(store) == await contents(undisturbed)
     garbage = await collect_garbage(store)
     assert (garbage.objects, garbage.records, garbage.unfinished) == ((), (), {})
@@ -107,8 +107,8 @@ def test_a_pack_killed_around_the_write_of_each_kind_of_object_ends_in_the_same_
 @both_stores
 def test_two_processes_that_pack_the_same_at_once_do_no_harm(place: Place) -> None:
     task = PackTask(place=place, samples=MANY, mode="create")
-    with running(pack_and_die, task) as first, running(pack_and_die, task) as second:
-        codes = [ended(process) for process in (first, second)]
+    with child_process(pack_and_die, task) as first, child_process(pack_and_die, task) as second:
+        codes = [wait_for_end(process) for process in (first, second)]
     assert 0 in codes
     place.run(lambda store: check_same(store, "create", MANY))
 

@@ -21,7 +21,7 @@ import requests
 
 import stoker
 from stoker_torch import Loader
-from support.ports import kept_port
+from support.ports import reserved_port
 from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read
 
 COMMAND = [sys.executable, "-m", "stoker.cli", "tier"]
@@ -113,7 +113,7 @@ def test_a_data_set_that_the_server_reads_through_needs_no_offers(dataset: Path)
 
 def test_a_server_that_is_killed_and_replaced_costs_no_sample_and_is_used_again(dataset: Path) -> None:
     plain, _ = train(dataset, None, 3)
-    port = kept_port()
+    port = reserved_port()
     with Loader(dataset, batch_size=50, seed=3, epochs=3, memory="16MB", tier=f"http://127.0.0.1:{port}") as loader:
         with served(port=port) as (process, _):
             batches = epochs_of(loader, 1)
@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_and_replaced_costs_no_sample_and_is_used_again(
 
 def test_a_tier_that_is_not_there_hurts_nothing(dataset: Path) -> None:
     plain, _ = train(dataset, None)
-    batches, found = train(dataset, f"http://127.0.0.1:{kept_port()}")
+    batches, found = train(dataset, f"http://127.0.0.1:{reserved_port()}")
     assert same(plain, batches)
     assert found.tier_hits["shared"] == 0
     assert found.tier_states == {"shared": "open"}
@@ -186,12 +186,12 @@ def test_a_wrong_argument_is_reported_in_one_line(arguments: list[str], said: st
 
 
 def test_secret_and_tokens_are_printed_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(*arguments: str) -> str:
+    def run_command(*arguments: str) -> str:
         return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
-    assert said("secret") != said("secret")
-    assert said("token") == f"{SECRET.token}\n"
-    assert said("token", "--metrics") == f"{SECRET.metrics_token}\n"
+    assert run_command("secret") != run_command("secret")
+    assert run_command("token") == f"{SECRET.token}\n"
+    assert run_command("token", "--metrics") == f"{SECRET.metrics_token}\n"
 
 
 def resident_bytes(process: subprocess.Popen[str]) -> int:

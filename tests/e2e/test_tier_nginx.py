@@ -14,7 +14,7 @@ import pytest
 
 from stoker._shared.folder_storage import FolderStorage
 from stoker.errors import CredentialsError
-from support.ports import kept_port
+from support.ports import reserved_port
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
 from support.waiting import until_async
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed; i
 @contextmanager
 def nginx(folder: Path, tier: Path) -> Iterator[str]:
     """Run nginx with the configuration of the page, and yield its URL."""
-    port = kept_port()
+    port = reserved_port()
     (text,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     for placeholder, value in (
         ("listen 10.0.0.9:7412 ssl;", f"listen 127.0.0.1:{port};"),

@@ -17,7 +17,7 @@ from stoker.trace import read_trace
 from stoker_local import BucketConfig, NetworkShape, running_bucket
 from stoker_local._bucket import client_environment
 from stoker_torch import Loader
-from support.processes import ended, running
+from support.processes import child_process, wait_for_end
 from support.traced_training import train_and_die
 
 SLOW_SECONDS = 0.1
@@ -38,8 +38,8 @@ def test_a_killed_training_leaves_a_trace_that_can_be_viewed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, trace = pack(str(tmp_path / "ds")), tmp_path / "trace.json"
-    with running(train_and_die, url, trace) as process:
-        assert ended(process) == -9
+    with child_process(train_and_die, url, trace) as process:
+        assert wait_for_end(process) == -9
     assert main(["trace", "view", str(trace)]) == 0
     assert "worst waits" in capsys.readouterr().out
     recording = Recording.of(read_trace(trace))

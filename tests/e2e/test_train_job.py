@@ -19,7 +19,7 @@ import stoker
 from stoker_local import LocalBucket
 from stoker_local._bucket import client_environment
 from support.places import with_store
-from support.ports import kept_port
+from support.ports import reserved_port
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_job.py"
 SAMPLES, EPOCHS = 60, 100
@@ -106,7 +106,7 @@ def check_so_far() -> int:
 def test_a_preempted_training_resumes_with_another_world_size_and_every_sample_exactly_once(
     environment: dict[str, str],
 ) -> None:
-    port = kept_port()
+    port = reserved_port()
     with ExitStack() as stack:
         nodes = [stack.enter_context(training(node_of_two(environment, index), port=port)) for index in range(2)]
         wait_until_under_way(nodes[0])

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 import stoker
-from support.processes import ended, running
+from support.processes import child_process, wait_for_end
 from support.tally_training import Checkpoint, End, TallyTask, train
 
 SAMPLES = 211
@@ -35,19 +35,19 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_ranks(task: TallyTask, world_size: int) -> list[int]:
-    """Run the training on so many ranks; return their exit codes.
+    """Run the training on a number of ranks; return their exit codes.
 
     Where the training has an end for one of them, the others are killed when that one is gone, as launchers do.
     """
     rendezvous = task.folder / f"rendezvous-{next(_serial)}"
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(running(train, task, f"file://{rendezvous}", rank, world_size))
+            stack.enter_context(child_process(train, task, f"file://{rendezvous}", rank, world_size))
             for rank in range(world_size)
         ]
         if task.ends and task.ends[0].signal == signal.SIGKILL:
-            return [ended(ranks[task.ends[0].rank])]
-        return [ended(rank) for rank in ranks]
+            return [wait_for_end(ranks[task.ends[0].rank])]
+        return [wait_for_end(rank) for rank in ranks]
 
 
 def check_so_far(checkpoint: Checkpoint) -> None:

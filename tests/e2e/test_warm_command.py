@@ -28,7 +28,7 @@ from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._tier_server import read_status
 from support.function_cloud import cloud_of
-from support.ports import kept_port
+from support.ports import reserved_port
 from support.shared_tier import OTHER_SECRET, client_of, object_of, offered, read
 from support.shared_tier import SECRET as TIER_SECRET
 from support.tls import make_authority
@@ -129,17 +129,17 @@ async def asleep(cloud: FunctionCloud) -> None:
 async def settled(proxy: Proxy) -> dict[str, Any]:
     """Wait until nothing waits to be written to nodes, and return the status."""
 
-    async def told() -> dict[str, Any] | None:
+    async def status_after_writes() -> dict[str, Any] | None:
         status = await proxy.status()
         return None if status["pending_bytes"] else status
 
-    status: dict[str, Any] = await until_async(told)
+    status: dict[str, Any] = await until_async(status_after_writes)
     return status
 
 
 async def put(tier: SharedTier, proxy: Proxy) -> int:
     """Put all objects away, and return what nodes hold."""
-    assert await taken(tier) == [None] * len(OBJECTS)
+    assert await read_objects(tier) == [None] * len(OBJECTS)
     await asyncio.gather(*(offered(tier, ref, data) for ref, data in OBJECTS))
     status = await settled(proxy)
     assert status["stored"] == len(OBJECTS)
@@ -155,7 +155,7 @@ async def until_known(proxy: Proxy, held_bytes: int) -> None:
     await until_async(is_known)
 
 
-async def taken(tier: SharedTier) -> list[bytes | None]:
+async def read_objects(tier: SharedTier) -> list[bytes | None]:
     """Return all objects, read at once."""
     return await asyncio.gather(*(read(tier, ref) for ref, _ in OBJECTS))
 
@@ -185,9 +185,14 @@ def test_a_proxy_is_run_asked_measured_and_stopped_from_a_terminal() -> None:
             assert (stranger_code, stranger_out, stranger_err.count("\n")) == (1, "", 1)
             assert "STOKER_TIER_SECRET" in stranger_err
             code, out, err = await ran(cloud, "status", proxy.url, "--json")
-            told = json.loads(out)
-            assert (told["objects"], told["hits"], told["stored"], sum(told["nodes"].values())) == (8, 8, 8, NODES)
-            assert told["bill"]["gb_seconds"] > 0
+            status = json.loads(out)
+            assert (
+                status["objects"],
+                status["hits"],
+                status["stored"],
+                sum(status["nodes"].values()),
+            ) == (8, 8, 8, NODES)
+            assert status["bill"]["gb_seconds"] > 0
             counts = await read_metrics(proxy.address, TIER_SECRET)
             assert counts["warm_objects"] == counts['place_objects{place="functions"}'] == 8
             assert sum(count for name, count in counts.items() if name.startswith("warm_nodes{")) == NODES
@@ -215,9 +220,9 @@ async def ran_without_a_proxy(cloud: FunctionCloud) -> None:
     for objects in (8, 0):
         await asleep(cloud)
         code, out, err = await ran(cloud, "status", own, "--json")
-        told = json.loads(out)
-        assert (code, told["objects"], err) == (0, objects, "")
-        assert bool(told["held_bytes"]) is bool(objects)
+        status_after_writes = json.loads(out)
+        assert (code, status_after_writes["objects"], err) == (0, objects, "")
+        assert bool(status_after_writes["held_bytes"]) is bool(objects)
         await asleep(cloud)
         assert await ran(cloud, "down", own, "--yes") == (0, "", "")
 
@@ -235,7 +240,7 @@ def test_a_proxy_ends_cleanly_on_a_signal_and_the_next_one_knows_what_nodes_hold
             await asleep(cloud)
             async with proxy_of(cloud) as proxy, client_of(proxy.url) as tier:
                 await until_known(proxy, held_bytes)
-                assert await taken(tier) == HELD
+                assert await read_objects(tier) == HELD
                 assert (await proxy.status())["stored"] == 0, "nobody has offered them again"
 
     asyncio.run(check())
@@ -252,7 +257,7 @@ def test_a_trainer_whose_proxy_is_killed_reads_on_and_finds_the_next_one_at_the_
             hits[number] += 1
 
     async def check() -> None:
-        listen, (more, more_data) = f"127.0.0.1:{kept_port()}", object_of(100, 1_000_000)
+        listen, (more, more_data) = f"127.0.0.1:{reserved_port()}", object_of(100, 1_000_000)
         async with node_cloud() as cloud, client_of(f"http://{listen}") as tier:
             async with proxy_of(cloud, listen=listen) as proxy:
                 held_bytes = await put(tier, proxy)
@@ -266,7 +271,7 @@ def test_a_trainer_whose_proxy_is_killed_reads_on_and_finds_the_next_one_at_the_
             await asleep(cloud)
             async with proxy_of(cloud, listen=listen) as proxy:
                 await until_known(proxy, held_bytes)
-                assert await taken(tier) == HELD
+                assert await read_objects(tier) == HELD
                 await until_async(lambda: is_taken(tier, more, more_data))
 
     asyncio.run(check())
@@ -313,7 +318,7 @@ def test_what_one_trainer_has_read_from_the_bucket_another_reads_from_the_tier(d
     super_samples = len(stoker.Dataset(dataset).manifest)
 
     async def check() -> None:
-        listen = f"127.0.0.1:{kept_port()}"
+        listen = f"127.0.0.1:{reserved_port()}"
         async with node_cloud() as cloud, proxy_of(cloud, listen=listen) as proxy:
             assert await asyncio.to_thread(trained, dataset, proxy.url, 1) == 0
             # A trainer that ends drops what it has not handed over yet: the next one does.
@@ -375,7 +380,7 @@ def test_over_a_network_a_proxy_shows_its_certificate_and_clients_take_no_other(
                             await read(other, OBJECTS[0][0])
                     code, out, err = await ran(cloud, "status", wrong)
                     assert (code, out, err.count("\n")) == (1, "", 1)
-                assert await taken(tier) == HELD
+                assert await read_objects(tier) == HELD
             code, out, _ = await ran(cloud, "status", proxy.url, "--json")
             assert (code, json.loads(out)["hits"]) == (0, (await proxy.status())["hits"])
 
@@ -400,7 +405,7 @@ Crowd = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 @asynccontextmanager
 async def crowd_at(port: int, count: int, words: Sequence[bytes] = (b"",)) -> AsyncIterator[Crowd]:
-    """Connect many strangers, each of whom says one of the words, in turns."""
+    """Open many unauthenticated connections, each of which sends one of the messages, in turns."""
     crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
     try:
         for number, (_, writer) in enumerate(crowd):
@@ -412,8 +417,8 @@ async def crowd_at(port: int, count: int, words: Sequence[bytes] = (b"",)) -> As
         await asyncio.gather(*(writer.wait_closed() for _, writer in crowd), return_exceptions=True)
 
 
-async def told_to(crowd: Crowd) -> list[bytes]:
-    """Wait until all strangers are hung up on, and return what each was sent."""
+async def read_replies(crowd: Crowd) -> list[bytes]:
+    """Wait until all unauthenticated connections are closed, and return the bytes that each received."""
 
     async def heard(reader: asyncio.StreamReader) -> bytes:
         with suppress(ConnectionError):
@@ -429,7 +434,7 @@ NONSENSE = (os.urandom(5000), b"SW\x02\x31" + b"\xff" * 12, b"GET / HTTP/1.1\r\n
 async def came_beside(cloud: FunctionCloud, tier: SharedTier, port: int, ref: ObjectRef, data: bytes) -> bool:
     """Have new nodes dial beside strangers; return whether an object was put away while some of these were there."""
     async with crowd_at(port, 60, NONSENSE) as talkers, crowd_at(port, 400) as silent:
-        hearing = asyncio.create_task(told_to(talkers + silent))
+        hearing = asyncio.create_task(read_replies(talkers + silent))
         await killed(cloud)
         await until_async(lambda: is_taken(tier, ref, data))
         are_there = not hearing.done()
@@ -448,7 +453,7 @@ def test_malformed_and_silent_connections_do_not_block_others() -> None:
     )
 
     async def check() -> None:
-        nodes_port = kept_port()
+        nodes_port = reserved_port()
         async with (
             node_cloud() as cloud,
             proxy_of(cloud, nodes_dial=f"127.0.0.1:{nodes_port}") as proxy,
@@ -457,13 +462,13 @@ def test_malformed_and_silent_connections_do_not_block_others() -> None:
             await put(tier, proxy)
             port = int(proxy.address.origin.rpartition(":")[2])
             async with crowd_at(port, 90, (b"", *NONSENSE, *requests)) as askers, client_of(proxy.url) as newcomer:
-                assert await taken(tier) == await taken(newcomer) == HELD
+                assert await read_objects(tier) == await read_objects(newcomer) == HELD
                 for number in range(100, 105):  # a machine that is busy may take as long as strangers are borne
                     if await came_beside(cloud, newcomer, nodes_port, *object_of(number, 1_000_000)):
                         break
                 else:
                     pytest.fail("nodes come when strangers have gone")
-                heard = await told_to(askers)
+                heard = await read_replies(askers)
                 assert all(data[:1000] not in said for said in heard for data in HELD)
                 assert max(map(len, heard)) < 50_000, "an error quotes what was wrong with a request"
             proxy.process.send_signal(signal.SIGTERM)

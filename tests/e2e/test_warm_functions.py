@@ -47,7 +47,7 @@ def test_as_many_nodes_as_there_is_parity_may_die_at_a_time_and_no_read_fails() 
                 await warm.asleep()
                 await warm.kill([victim])
                 assert await warm.read_all(OBJECTS) == OBJECTS
-                # Once it is known what has died, whoever reads writes it again, so that the next may die.
+                # Once the proxy knows the loss, a read repairs it, so that the next node may die.
                 await warm.asleep()
                 assert await warm.read_all(OBJECTS) == OBJECTS
                 await until(lambda: not warm.proxy.statistics().pending_bytes)

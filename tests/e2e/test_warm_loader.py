@@ -74,7 +74,7 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
     with nodes(monkeypatch), Loader(data, batch_size=16, warm=url, window=2, memory="150KB", epochs=100) as loader:
         supply, super_samples = loader._resources, len(stoker.Dataset(data).manifest)
 
-        def told() -> ProxyStatistics:
+        def proxy_statistics() -> ProxyStatistics:
             assert supply.tiers is not None
             assert isinstance(supply.tiers.shared_tier, WarmTier)
             proxy = supply.tiers.shared_tier.proxy
@@ -82,15 +82,15 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
             return proxy.statistics()
 
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
-        while told().stored < super_samples:
+        while proxy_statistics().stored < super_samples:
             assert sum(len(batch["x"]) for batch in loader) == SAMPLES
         for number in range(NODES):
             for process in instances_of(number):
                 process.kill()
-        while told().held_bytes:  # until the proxy has noticed
+        while proxy_statistics().held_bytes:  # until the proxy has noticed
             time.sleep(0.05)
-        requests, stored = loader.stats().get_requests, told().stored
-        while told().stored < stored + super_samples:
+        requests, stored = loader.stats().get_requests, proxy_statistics().stored
+        while proxy_statistics().stored < stored + super_samples:
             assert sum(len(batch["x"]) for batch in loader) == SAMPLES
         assert loader.stats().get_requests > requests  # it is the loader's bucket that is read
 

@@ -15,13 +15,13 @@ from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
 from stoker.fanout import Driver, FanoutConfig
 from stoker.testing import run_virtual
-from support.fanout import ScriptedExecutor, answer, numbered
+from support.fanout import ScriptedExecutor, answer, numbered_tasks
 
 SEEDS = range(100)
 
 
 class Platform:
-    """Takes so many calls at once; of those, some are lost, late, stopped at their deadline, or fail for good."""
+    """Accepts concurrent calls, of which some are lost, late, stopped at their deadline, or fail for good."""
 
     def __init__(self, rng: random.Random, tasks: int) -> None:
         self._rng = rng
@@ -62,7 +62,7 @@ class Platform:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_task_is_done_or_named_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
-    tasks = numbered(rng.choice([1, 7, 60, 250]))
+    tasks = numbered_tasks(rng.choice([1, 7, 60, 250]))
     platform = Platform(rng, len(tasks))
     executor = ScriptedExecutor(platform.call, concurrency=rng.choice([1, 5, 300]))
     config = FanoutConfig(
@@ -98,7 +98,7 @@ def test_the_same_seed_takes_the_same_course() -> None:
             retry=RetryPolicy(attempts=30, backoff_base_seconds=0.5, backoff_cap_seconds=30.0, seed=7)
         )
         with suppress(FanoutError):
-            run_virtual(Driver(executor, config).run(numbered(60)))
+            run_virtual(Driver(executor, config).run(numbered_tasks(60)))
         return executor.started
 
     assert course() == course()
@@ -111,7 +111,7 @@ def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_running(seed: int) -
     driver = Driver(executor, FanoutConfig(retry=RetryPolicy(attempts=30, seed=seed)))
 
     async def cancelled() -> bool:
-        running = asyncio.create_task(driver.run(numbered(60)))
+        running = asyncio.create_task(driver.run(numbered_tasks(60)))
         await asyncio.sleep(rng.choice([0.0, 0.01, 0.5, 5.0, 500.0]) * rng.random())
         running.cancel()
         done = (await asyncio.gather(running, return_exceptions=True))[0]

@@ -30,7 +30,7 @@ def packed(folder: Path) -> Path:
     return folder
 
 
-def told(folder: Path, lie: Lie) -> None:
+def write_manifest(folder: Path, lie: Lie) -> None:
     """Put a manifest with right checksums in the place of the true one."""
     changed = lie(Manifest.from_bytes((folder / POINTER_KEY).read_bytes())).to_bytes()
     for key in (POINTER_KEY, version_key(1)):
@@ -61,7 +61,7 @@ def refuse(folder: Path, error: type[Exception], match: str, **settings: Any) ->
 
 
 def test_the_truth_is_read(tmp_path: Path) -> None:
-    told(packed(tmp_path), lambda manifest: manifest)
+    write_manifest(packed(tmp_path), lambda manifest: manifest)
     assert read_all(tmp_path) == list(range(40))
 
 
@@ -70,7 +70,7 @@ def test_the_truth_is_read(tmp_path: Path) -> None:
 def test_objects_larger_than_any_super_sample_are_refused_whatever_the_budget(
     tmp_path: Path, size_bytes: int, shuffle: str
 ) -> None:
-    told(packed(tmp_path), rows(size_bytes=size_bytes))
+    write_manifest(packed(tmp_path), rows(size_bytes=size_bytes))
     match = "larger than any super-sample"
     memory = memory_of(lambda: refuse(tmp_path, FormatError, match, shuffle=shuffle, memory="1TB"))
     assert memory.peak_bytes < 4 << 20
@@ -78,28 +78,28 @@ def test_objects_larger_than_any_super_sample_are_refused_whatever_the_budget(
 
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 def test_objects_that_claim_to_be_large_must_fit_the_budget(tmp_path: Path, shuffle: str) -> None:
-    told(packed(tmp_path), rows(size_bytes=MAX_OBJECT_BYTES, head_bytes=1 << 25))
+    write_manifest(packed(tmp_path), rows(size_bytes=MAX_OBJECT_BYTES, head_bytes=1 << 25))
     assert memory_of(lambda: refuse(tmp_path, MemoryBudgetError, "too small", shuffle=shuffle)).peak_bytes < 4 << 20
 
 
 @pytest.mark.parametrize("shuffle", ["none", "window", "full"])
 def test_samples_that_are_only_claimed_cost_no_more_than_their_objects_would(tmp_path: Path, shuffle: str) -> None:
     object_bytes = 1 << 20
-    told(packed(tmp_path), rows(size_bytes=object_bytes, head_bytes=object_bytes, samples=object_bytes // 4))
+    write_manifest(packed(tmp_path), rows(size_bytes=object_bytes, head_bytes=object_bytes, samples=object_bytes // 4))
     settings = {"memory": 100 * object_bytes, "shuffle": shuffle, "window": 2, "batch_size": 1 << 16}
     assert memory_of(lambda: refuse(tmp_path, StoreError, "bytes", **settings)).peak_bytes < 100 * object_bytes
 
 
 @pytest.mark.parametrize("samples", [2**32 - 1, 2**31, 1000])
 def test_more_samples_than_a_head_can_describe_are_refused(tmp_path: Path, samples: int) -> None:
-    told(packed(tmp_path), rows(samples=samples))
+    write_manifest(packed(tmp_path), rows(samples=samples))
     refuse(tmp_path, FormatError, "more samples than its head")
 
 
 def test_the_samples_of_many_rows_do_not_wrap(tmp_path: Path) -> None:
     most = MAX_OBJECT_BYTES // 4
     many = [most] * 1000
-    told(packed(tmp_path), lambda manifest: _grown(manifest, many))
+    write_manifest(packed(tmp_path), lambda manifest: _grown(manifest, many))
     assert Manifest.from_bytes((tmp_path / POINTER_KEY).read_bytes()).samples == 1000 * most > 1 << 32
     refuse(tmp_path, MemoryBudgetError, "too small")
 
@@ -117,7 +117,7 @@ def _grown(manifest: Manifest, samples: list[int]) -> Manifest:
 def test_a_head_with_another_number_of_samples_than_the_manifest_is_refused(
     tmp_path: Path, change: int, shuffle: str
 ) -> None:
-    told(packed(tmp_path), rows(samples=lambda found: found.astype(np.int64) + change))
+    write_manifest(packed(tmp_path), rows(samples=lambda found: found.astype(np.int64) + change))
     refuse(tmp_path, FormatError, "samples|more samples than its head", shuffle=shuffle)
 
 
@@ -126,15 +126,15 @@ def test_a_head_of_another_length_or_schema_than_the_manifest_says_is_refused(
     tmp_path: Path, columns: list[str] | None
 ) -> None:
     folder = packed(tmp_path)
-    told(folder, rows(head_bytes=lambda found: found - 4))
+    write_manifest(folder, rows(head_bytes=lambda found: found - 4))
     refuse(folder, FormatError, "schema, samples or head|cut off", columns=columns)
-    told(folder, lambda manifest: replace(manifest, schema=stoker.Schema({"x": stoker.Array("float64")})))
+    write_manifest(folder, lambda manifest: replace(manifest, schema=stoker.Schema({"x": stoker.Array("float64")})))
     refuse(folder, FormatError, "schema, samples or head", columns=columns)
 
 
 @pytest.mark.parametrize("change", [1, 1000])
 def test_an_object_shorter_than_the_manifest_says_is_refused(tmp_path: Path, change: int) -> None:
-    told(packed(tmp_path), rows(size_bytes=lambda found: found.astype(np.int64) + change))
+    write_manifest(packed(tmp_path), rows(size_bytes=lambda found: found.astype(np.int64) + change))
     refuse(tmp_path, StoreError, "bytes|changed|checksum")
 
 
@@ -148,11 +148,11 @@ def doubled(manifest: Manifest) -> Manifest:
 def test_no_run_leads_out_of_the_bucket_or_to_another_object_twice(tmp_path: Path) -> None:
     """A key is made of two numbers, so it can have no dots, no slash and no scheme."""
     folder = packed(tmp_path)
-    told(folder, lambda manifest: replace(manifest, runs=(PackRun("f" * 16, 2**32 - 1, len(manifest)),)))
+    write_manifest(folder, lambda manifest: replace(manifest, runs=(PackRun("f" * 16, 2**32 - 1, len(manifest)),)))
     manifest = Manifest.from_bytes((folder / POINTER_KEY).read_bytes())
     assert manifest.key(len(manifest) - 1) == f"data/{'f' * 16}/{2**32 + len(manifest) - 2}"
     refuse(folder, StoreError, "does not exist")
-    told(folder, doubled)
+    write_manifest(folder, doubled)
     refuse(folder, FormatError, "an object occurs twice")
 
 

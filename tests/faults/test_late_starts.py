@@ -61,7 +61,7 @@ class Start:
 
 
 def start(seed: int, late_fraction: float = 0.1, *, slots: int = 24, objects: int = 4) -> Start:
-    """Open a data set and fetch what the first batch needs, from so many objects."""
+    """Open a data set and fetch the first batch, which needs a number of objects."""
     weather = Weather(late_fraction=late_fraction, first_byte_seconds=0.025, bytes_per_second=1e6)
     store = LateStore({**OBJECTS, POINTER_KEY: PACKED.to_bytes()}, weather=weather, seed=seed)
 

@@ -28,7 +28,7 @@ from stoker.errors import (
 from stoker.testing import run_virtual
 from stoker_functions._shuffle_job.work import Way, perform
 from support.faulty_store import FAULTS, FaultyStore, Weather
-from support.materialized import MEMORY_BYTES, WAYS, phases
+from support.materialized import MEMORY_BYTES, WAYS, plan_tasks
 from support.packed_objects import packed_objects
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def check(bucket: FaultyBucket, *, lanes: int, epoch: int) -> None:
 async def play(bucket: FaultyBucket, way: Way, seed: int) -> None:
     """Carry out all tasks, each by two at the same time, of which one is given up at some time, or both."""
     rng = random.Random(seed)
-    for phase in phases(way, lanes=2, slices=4, scatters=2, epoch=seed % 5, object_bytes=4000):
+    for phase in plan_tasks(way, lanes=2, slices=4, scatters=2, epoch=seed % 5, object_bytes=4000):
         for task in phase:
             while True:
                 twins = [asyncio.create_task(perform(bucket, task, memory_bytes=MEMORY_BYTES)) for _ in range(2)]

@@ -34,7 +34,7 @@ class Disk:
         self.threads: set[asyncio.Future[Any]] = set()
 
     async def in_thread(self, work: Callable[[threading.Event], Any]) -> Any:
-        """As the real one: whoever is cancelled waits for the end of the work."""
+        """Like the real one: a cancelled caller waits for the end of the work."""
         cancelled = threading.Event()
         thread = asyncio.ensure_future(self._work(work, cancelled))
         try:
@@ -46,7 +46,7 @@ class Disk:
             raise
 
     async def until_cancelled(self, work: Callable[[], Any], executor: object, left: object) -> Any:
-        """As the real one: whoever is cancelled leaves the thread to itself."""
+        """Like the real one: a cancelled caller does not wait for the thread."""
         thread = asyncio.ensure_future(self._work(lambda _: work(), threading.Event()))
         self.threads.add(thread)
         thread.add_done_callback(self.threads.discard)

@@ -60,7 +60,7 @@ class Exchange:
         self.sent_before = self.end.sent_bytes
 
     async def play(self) -> None:
-        assert await self.tier.kept(*KEPT), "two of three nodes are well"
+        assert await self.tier.can_read(*KEPT), "two of three nodes are well"
         await self.tier.put(OFFERED)
         await asyncio.sleep(1.0)
 
@@ -71,7 +71,7 @@ class Exchange:
 
 
 async def exchange(end: int, cut_at: int | None, *, is_killed: bool = False) -> int:
-    """Cut the connection of one node when an end has sent so many bytes; return how many it sends in all."""
+    """Cut the connection of one node when an end has sent a number of bytes; return how many it sends in total."""
     async with Tier(WarmConfig(nodes=3, code=ErasureCode(2, 1), keep_warm_seconds=20.0)) as tier:
         await tier.put(KEPT)
         await asyncio.sleep(2.0)
@@ -86,8 +86,8 @@ async def exchange(end: int, cut_at: int | None, *, is_killed: bool = False) -> 
         await asyncio.sleep(45.0)  # two calls that keep warm
         assert tier.believed() == tier.held()
         for each in (KEPT, OFFERED):
-            assert await tier.kept(*each)
-            assert await tier.kept(*each)
+            assert await tier.can_read(*each)
+            assert await tier.can_read(*each)
         assert tier.platform.counts.cold <= 4
     return sent_bytes
 

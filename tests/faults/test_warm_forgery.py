@@ -60,7 +60,7 @@ async def read_until_given_up(tier: Tier, most: int = 40) -> None:
     for number in range(most):
         if state_of_liar(tier) is NodeState.GONE:
             return
-        assert await tier.kept(*OBJECTS[number % len(OBJECTS)])
+        assert await tier.can_read(*OBJECTS[number % len(OBJECTS)])
         await asyncio.sleep(0.01)
     raise AssertionError("the liar is still believed")
 
@@ -95,7 +95,7 @@ def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
         await read_until_given_up(tier)
         assert corrupt(tier) == 3
         assert LIAR not in tier.believed()
-        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert [await tier.can_read(*each) for each in OBJECTS] == [True] * 4
         assert corrupt(tier) == 3, "it is not asked any more"
 
     check(test)
@@ -108,7 +108,7 @@ def test_a_node_with_oversized_shards_is_given_up_like_one_with_wrong_answers() 
         await read_until_given_up(tier)
         connections = len(tier.network.links)
         assert LIAR not in tier.believed()
-        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert [await tier.can_read(*each) for each in OBJECTS] == [True] * 4
         assert len(tier.network.links) == connections, "it is not asked any more"
 
     check(test)
@@ -133,7 +133,7 @@ def test_bytes_and_macs_of_other_shards_are_refused() -> None:
         )
         for number, choice in enumerate(choices):
             liar.lie, liar.instead = "instead", choice
-            assert await tier.kept(*OBJECTS[number])
+            assert await tier.can_read(*OBJECTS[number])
             await asyncio.sleep(1.0)
             assert corrupt(tier) == number + 1
         assert state_of_liar(tier) is NodeState.GONE
@@ -157,7 +157,7 @@ def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives
             assert not held & set(liar._store.list_ids())
             assert {shard.object for shard in tier.believed()[LIAR]} == {name}
             held = set(liar._store.list_ids())
-            assert await tier.kept(name, data)
+            assert await tier.can_read(name, data)
             assert (state_of_liar(tier), corrupt(tier)) == (NodeState.GONE, 3 + turn)
 
     check(test)
@@ -174,7 +174,7 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
         tier.proxy._nodes[0]._on_contents(NodeContents.UNKNOWN)
         await asyncio.sleep(1.0)
         assert len(tier.believed()[LIAR]) == 1
-        assert await tier.kept(*named(100, 3000))
+        assert await tier.can_read(*named(100, 3000))
         assert corrupt(tier) == 3
 
     check(test)
@@ -194,7 +194,7 @@ def test_an_honest_instance_that_comes_after_a_liar_is_believed() -> None:
         await asyncio.sleep(25.0)
         assert tier.believed()[LIAR] == {each.id for each in copies}
         tier.platform.reclaim("warm-1")
-        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert [await tier.can_read(*each) for each in OBJECTS] == [True] * 4
         assert corrupt(tier) == 3
 
     check(test)
@@ -209,19 +209,19 @@ def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost
             liar_of(instance).lie = "forged" if instance.name in liars else ""
         for _ in range(3):
             for each in objects:
-                if not await tier.kept(*each):  # which compares the bytes
+                if not await tier.can_read(*each):  # which compares the bytes
                     await tier.put(each)
         assert {node.name for node in tier.proxy._nodes if node.state_machine.state is NodeState.GONE} == liars
         assert not liars & set(tier.believed())
         assert corrupt(tier) <= 3 * len(liars) + tier.config.code.shards, "but those that were asked for at once"
-        assert [await tier.kept(*each) for each in objects] == [True] * len(objects)
+        assert [await tier.can_read(*each) for each in objects] == [True] * len(objects)
         for minute in range(10):  # from here on, one each time that a liar has come again and was sent something
             before = corrupt(tier)
             await asyncio.sleep(60.0)
             await tier.put(named(300 + minute, 3000))
             for each in objects:
-                assert await tier.kept(*each)
-            assert await tier.kept(*named(300 + minute, 3000)) or corrupt(tier) > before
+                assert await tier.can_read(*each)
+            assert await tier.can_read(*named(300 + minute, 3000)) or corrupt(tier) > before
             assert corrupt(tier) <= before + len(liars)
 
     check(test, code="4+2", nodes=12)
@@ -246,7 +246,7 @@ def test_a_relay_between_node_and_proxy_cannot_change_a_shard_unseen(tampering: 
         for number in range(tampering):
             for end in tier.platform.instances[f"warm-{number}"][0].ends:
                 end.tamper = tampered
-        found = [await tier.kept(*each) for each in OBJECTS for _ in range(3)]
+        found = [await tier.can_read(*each) for each in OBJECTS for _ in range(3)]
         assert corrupt(tier) > 0
         assert tampering == 3 or all(found)
 
@@ -262,7 +262,7 @@ def test_what_a_relay_changes_on_the_way_to_a_node_is_found_when_it_is_read() ->
             tier.proxy.objects.remove(name)
         await tier.put((NAME, DATA))
         assert tier.believed() == tier.held()
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         assert corrupt(tier) == 2
 
     check(test)

@@ -83,7 +83,7 @@ def test_greedy_lets_all_jobs_train_at_full_rate_if_possible(case: tuple[list[Tr
 def test_under_max_min_no_job_gains_without_a_loss_for_a_poorer_one(
     case: tuple[list[TrainingJob], Cluster], raised: float
 ) -> None:
-    """Riches are parts of full rates. Whoever is richer may fall to where the one who is raised comes to.
+    """Wealth is the fraction of a job's full rate. A richer job may fall to the level that a raised one reaches.
 
     Without any bandwidth a job trains at its full rate, if its data is cached whole, or not at all: nothing is divided.
     """

@@ -21,7 +21,7 @@ from stoker._fetch.batch_stream import StepQueue
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.testing import run_virtual
-from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
+from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, memory_tier, offer, read_row
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -48,7 +48,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 19))
     def read(self, row: int) -> None:
-        found = self.run(kept(self.tier, row))
+        found = self.run(read_row(self.tier, row))
         assert found in (None, body(row))
         assert found is None or row in self.offered
 
@@ -123,7 +123,7 @@ async def hits_of(tier: ManagedTier, positions: PositionRange) -> tuple[int, lis
     item = queue.next_item()
     while item is not None:
         asked.append(item.ref)
-        is_hit = await kept(tier, item.ref) is not None
+        is_hit = await read_row(tier, item.ref) is not None
         row, item = item.ref, queue.next_item()
         hits += is_hit
         if not is_hit:
@@ -133,7 +133,7 @@ async def hits_of(tier: ManagedTier, positions: PositionRange) -> tuple[int, lis
 
 
 def most_hits(asked: list[int], held: int) -> int:
-    """Return how many hits any cache of so many objects can have, by trying all that it may keep (with bypass)."""
+    """Return the maximum number of hits of a cache of a size, with bypass, by exhaustive search."""
 
     @memoized
     def most(at: int, keeps: frozenset[int]) -> int:

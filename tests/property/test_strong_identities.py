@@ -1,4 +1,4 @@
-"""Whoever writes super-samples, their rows have the hash of their bytes; those of an earlier release have none."""
+"""All writers of super-samples put the hash of their bytes into the rows; those of an earlier release have none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import PackRecord
 from stoker.abc import Store
-from support.identities import anonymous, anonymous_record, identity
-from support.packing import fresh_store, interrupted, numbered, pack
+from support.identities import identity, remove_identities, remove_record_identities
+from support.packing import fresh_store, numbered_samples, pack, pack_interrupted
 
 WRITERS = st.lists(st.sampled_from(["append", "resume", "compact", "earlier", "rebuild", "adopt"]), max_size=6)
 
@@ -26,8 +26,8 @@ async def make_earlier(store: Store) -> None:
     """Take the hashes out of a data set's indexes, as if an earlier release had written them."""
     for key in [info.key async for info in store.list("packs/")]:
         record = PackRecord.from_bytes((await store.get(key))[0])
-        await store.put(key, anonymous_record(record).to_bytes())
-    newest = anonymous(await versions.read_manifest(store))
+        await store.put(key, remove_record_identities(record).to_bytes())
+    newest = remove_identities(await versions.read_manifest(store))
     for key in (version_key(newest.version), POINTER_KEY):
         await store.put(key, newest.to_bytes())
 
@@ -47,10 +47,10 @@ async def unknown_rows(store: Store, manifest: Manifest) -> set[str]:
 
 async def carry_out(store: Store, writer: str, number: int) -> None:
     if writer == "append":
-        await pack(store, numbered(7, start=number), mode="append", source=f"append {number}")
+        await pack(store, numbered_samples(7, start=number), mode="append", source=f"append {number}")
     if writer == "resume":
-        samples = numbered(30, start=number)
-        await interrupted(store, samples[:20], mode="append", source=f"resume {number}")
+        samples = numbered_samples(30, start=number)
+        await pack_interrupted(store, samples[:20], mode="append", source=f"resume {number}")
         await pack(store, samples, mode="append", source=f"resume {number}")
     if writer == "compact":
         await compact(RetryingStore(store), BucketCatalog(store), now_seconds=1e9 + number, super_sample_bytes=4000)
@@ -66,7 +66,7 @@ def test_rows_have_the_hash_of_their_objects_and_only_what_an_earlier_release_wr
 ) -> None:
     async def main() -> None:
         store = fresh_store()
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         earlier: set[str] = set()
         for number, writer in enumerate(writers):
             if writer == "earlier":

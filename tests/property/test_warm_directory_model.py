@@ -24,7 +24,7 @@ OBJECTS = st.sampled_from(NAMES)
 NODES = st.integers(0, 6)
 
 
-def taken_bytes(name: str, code: ErasureCode) -> int:
+def occupied_bytes(name: str, code: ErasureCode) -> int:
     return code.shard_bytes(size_of(name)) + SHARD_OVERHEAD_BYTES
 
 
@@ -50,7 +50,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         used: Counter[int] = Counter()
         for (name, code), row in self.rows.items():
             for node, _ in row.values():
-                used[node] += taken_bytes(name, code)
+                used[node] += occupied_bytes(name, code)
         return used
 
     def readable(self, key: tuple[str, ErasureCode]) -> bool:
@@ -76,7 +76,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         key, before = (name, code), self.used()
         row = dict(self.rows.get(key, {}))
         missing = [position for position in range(code.shards) if position not in row]
-        size = taken_bytes(name, code)
+        size = occupied_bytes(name, code)
         able = {node for node in self.live if self.limits[node] >= size} - {node for node, _ in row.values()}
         roomy = {node for node in able if before[node] + size <= self.limits[node]}
         placed = self.directory.place(name, random.Random(seed))

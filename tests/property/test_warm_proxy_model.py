@@ -56,10 +56,10 @@ class WarmTierMachine(RuleBasedStateMachine):
         async def put() -> bool:
             await asyncio.sleep(70.0)  # until all know what was lost
             for _ in range(2):  # what is there in part is made whole behind the first reading
-                await self.tier.kept(name, data)
+                await self.tier.can_read(name, data)
                 await self.tier.put((name, data))
                 await asyncio.sleep(1.0)
-            return await self.tier.kept(name, data)
+            return await self.tier.can_read(name, data)
 
         assert self.runner.run(put())
         self.offered.add(name)
@@ -80,7 +80,7 @@ class WarmTierMachine(RuleBasedStateMachine):
     @rule(which=WHICH)
     def an_object_is_read(self, which: int) -> None:
         name, data = OBJECTS[which]
-        found = self.runner.run(self.tier.kept(name, data))  # which compares the bytes
+        found = self.runner.run(self.tier.can_read(name, data))  # which compares the bytes
         if name not in self.offered:  # an instance that was away meanwhile may bring back what was dropped
             assert not found or name in self.dropped
         elif len(self.harmed.get(name, set(range(99)))) <= self.tier.config.code.parity:

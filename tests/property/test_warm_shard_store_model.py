@@ -18,7 +18,7 @@ class Place:
     shard: Shard
 
     @property
-    def taken_bytes(self) -> int:
+    def occupied_bytes(self) -> int:
         return len(self.shard.payload) + SHARD_OVERHEAD_BYTES
 
 
@@ -30,7 +30,7 @@ class Model:
 
     @property
     def held_bytes(self) -> int:
-        return sum(place.taken_bytes for place in self.places)
+        return sum(place.occupied_bytes for place in self.places)
 
     @property
     def ids(self) -> list[ShardId]:
@@ -41,10 +41,10 @@ class Model:
 
     def set(self, shard_id: ShardId, mac: str, payload: bytes) -> list[ShardId] | None:
         newcomer, evicted = Place(Shard(shard_id, mac, payload)), []
-        if newcomer.taken_bytes > self.limit_bytes:
+        if newcomer.occupied_bytes > self.limit_bytes:
             return None
         self.delete(shard_id)
-        while self.held_bytes + newcomer.taken_bytes > self.limit_bytes:
+        while self.held_bytes + newcomer.occupied_bytes > self.limit_bytes:
             evicted.append(self.places.pop(0).shard.id)
             self.changes += 1
         self.places.append(newcomer)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["cells", "demo", "mislead", "read_until", "running", "started_by"]
+__all__ = ["cells", "demo", "set_misleading_environment", "read_until", "process_parents", "descendants_of"]
 
 
-def mislead(environment: pytest.MonkeyPatch, folder: Path) -> None:
+def set_misleading_environment(environment: pytest.MonkeyPatch, folder: Path) -> None:
     """Set a folder as TMPDIR and HOME, and set variables that must have no effect."""
     environment.setenv("TMPDIR", str(folder))
     environment.setenv("HOME", str(folder))
@@ -23,16 +23,16 @@ def mislead(environment: pytest.MonkeyPatch, folder: Path) -> None:
     environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
 
 
-def running() -> dict[int, int]:
+def process_parents() -> dict[int, int]:
     """Return the parent of every running process, by process id."""
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
     rows = [line.split() for line in listing.stdout.splitlines()]
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
-def started_by(pid: int) -> set[int]:
+def descendants_of(pid: int) -> set[int]:
     """Return a process and its running descendants."""
-    family, parents = {pid}, running()
+    family, parents = {pid}, process_parents()
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
     return family

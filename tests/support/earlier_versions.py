@@ -10,7 +10,7 @@ from stoker_local import LocalBucket
 from support.local_bucket import s3_options
 from support.stores import run_check
 
-__all__ = ["files_of", "options_of", "stored", "upload"]
+__all__ = ["files_of", "options_of", "read_objects", "upload"]
 
 
 def files_of(*folders: str) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ def upload(url: str, options: stoker.S3Options, *folders: str) -> None:
     run_check(stoker.open_store(url, options=options), write)
 
 
-def stored(url: str, options: stoker.S3Options, prefix: str = "") -> dict[str, bytes]:
+def read_objects(url: str, options: stoker.S3Options, prefix: str = "") -> dict[str, bytes]:
     """Return the objects in a bucket, by key."""
     found: dict[str, bytes] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.abc import Answer, Executor
 from stoker.fanout import Task
 
-__all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
+__all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered_tasks"]
 
 Behaviour = Callable[[int, int], Awaitable[Answer]]
 """Behaviour of a call, from the number in its event and the number of earlier calls with that number."""
@@ -22,7 +22,7 @@ def answer(result: Mapping[str, Any] | None = None, *, seconds: float = 1.0, is_
     return Answer(result=result or {}, billed_seconds=seconds, memory_bytes=1 << 30, is_cold=is_cold)
 
 
-def numbered(count: int, *, size_bytes: int = 10) -> list[Task]:
+def numbered_tasks(count: int, *, size_bytes: int = 10) -> list[Task]:
     return [
         Task(name=f"part {number}", function="work", event={"number": number}, size_bytes=size_bytes)
         for number in range(count)

@@ -15,7 +15,7 @@ from stoker.errors import ConfigError, EventError, SchemaError, TransientError
 from support import tiny_functions
 from support.web import served
 
-__all__ = ["REPORT", "Answering", "Endpoint", "answering", "gcf_endpoint", "lambda_endpoint"]
+__all__ = ["REPORT", "Answering", "Endpoint", "answer_with", "gcf_endpoint", "lambda_endpoint"]
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,7 +57,7 @@ class Endpoint:
         return await run(name, body)
 
 
-def answering(status: int, body: Any, **headers: str) -> Answering:
+def answer_with(status: int, body: Any, **headers: str) -> Answering:
     """Return a handler that answers with a body, as it is or as JSON; the argument X_Name is the header X-Name."""
 
     async def answer(_: web.Request) -> web.StreamResponse:

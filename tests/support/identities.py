@@ -19,21 +19,21 @@ def identity(data: bytes | bytearray) -> bytes:
     return hashlib.sha256(data).digest()[:16]
 
 
-def identified(manifest: Manifest, rows: Iterable[int]) -> Manifest:
+def add_identities(manifest: Manifest, rows: Iterable[int]) -> Manifest:
     """Return a manifest with an invented identity for some of its rows: that of the row's number in decimal."""
     named = {row: identity(b"%d" % row) for row in rows}
     packed = [replace(each, sha256_128=named.get(row)) for row, (_, each) in enumerate(manifest.records())]
     return replace(manifest, rows=ManifestRows.of(packed))
 
 
-def anonymous(manifest: Manifest) -> Manifest:
+def remove_identities(manifest: Manifest) -> Manifest:
     """Return a manifest in the form of an earlier release."""
     return replace(manifest, rows=replace(manifest.rows, sha256_128=None))
 
 
-def anonymous_record(record: PackRecord) -> PackRecord:
+def remove_record_identities(record: PackRecord) -> PackRecord:
     """Return a pack record in the form of an earlier release."""
-    return record if record.prefix is None else replace(record, prefix=anonymous(record.prefix))
+    return record if record.prefix is None else replace(record, prefix=remove_identities(record.prefix))
 
 
 def in_earlier_form(objects: Mapping[str, bytes], older: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
@@ -55,11 +55,11 @@ def _earlier(key: str, data: bytes, objects: Mapping[str, bytes], older: Mapping
     if "stoker_pack" not in tensorfile.parse_header(data, len(data)).metadata:
         manifest = Manifest.from_bytes(data)
         _check(manifest, match[1], objects, older)
-        return anonymous(manifest).to_bytes()
+        return remove_identities(manifest).to_bytes()
     record = PackRecord.from_bytes(data)
     if record.prefix is not None:
         _check(record.prefix, match[1], objects, older)
-    return anonymous_record(record).to_bytes()
+    return remove_record_identities(record).to_bytes()
 
 
 def _check(manifest: Manifest, folder: str, objects: Mapping[str, bytes], older: Mapping[str, bytes]) -> None:

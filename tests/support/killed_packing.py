@@ -12,7 +12,7 @@ from stoker import Operation
 from stoker._format.manifest import POINTER_KEY
 from stoker.abc import Store
 from stoker.testing import WatchedStore
-from support.packing import numbered, pack
+from support.packing import numbered_samples, pack
 from support.processes import die
 from support.stores import Place, run_check
 
@@ -72,7 +72,7 @@ def pack_and_die(task: PackTask) -> None:
     """Pack, and die at the task's moment."""
 
     async def work(store: Store) -> None:
-        await pack(_KillingStore(store, task.death), numbered(task.samples), mode=task.mode)
+        await pack(_KillingStore(store, task.death), numbered_samples(task.samples), mode=task.mode)
 
     run_check(task.place.open(), work)
 

@@ -40,7 +40,7 @@ class _Life:
         self.closers: list[threading.Thread] = []
 
     def live(self) -> None:
-        loader = self.made()
+        loader = self.create_loader()
         for _ in range(self.rng.randint(1, 4)):
             act = self.rng.choice([self.leave, self.leave, self.keep, self.close, self.close_elsewhere, self.restore])
             with suppress(StokerError) if self.is_being_closed else nullcontext():
@@ -50,7 +50,7 @@ class _Life:
         for closer in self.closers:
             closer.join()
 
-    def made(self) -> Loader:
+    def create_loader(self) -> Loader:
         settings: dict[str, Any] = self.rng.choice([{}, {}, {"with_ids": True}, {"transform": first_column}])
         return Loader(self.url, batch_size=BATCH, seed=self.rng.randint(0, 9), memory="4MB", workers=2, **settings)
 

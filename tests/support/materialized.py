@@ -13,13 +13,13 @@ from stoker_functions._shuffle_job.plan import EpochPlan
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 from support.stores import run_check
 
-__all__ = ["MEMORY_BYTES", "WAYS", "carry_out", "layout_of", "made", "materialize", "phases"]
+__all__ = ["MEMORY_BYTES", "WAYS", "perform_tasks", "layout_of", "write_epoch", "materialize", "plan_tasks"]
 
 MEMORY_BYTES = 64 << 20
 WAYS: tuple[Way, ...] = ("ranged", "streamed", "scattered")
 
 
-def phases(
+def plan_tasks(
     way: Way = "streamed",
     *,
     slices: int = 1,
@@ -50,7 +50,7 @@ def phases(
     return plan.phases(dataset=url, version=version, seed=seed, epoch=epoch, lanes=lanes, keep=keep)
 
 
-async def carry_out(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: int = MEMORY_BYTES) -> None:
+async def perform_tasks(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: int = MEMORY_BYTES) -> None:
     """Perform tasks, one after the other."""
     for phase in tasks:
         for task in phase:
@@ -58,14 +58,14 @@ async def carry_out(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: 
             assert result["state"] == "complete"
 
 
-async def made(store: Store, **settings: Any) -> None:
+async def write_epoch(store: Store, **settings: Any) -> None:
     """Write an epoch into a store."""
-    await carry_out(store, phases(**settings))
+    await perform_tasks(store, plan_tasks(**settings))
 
 
 def materialize(url: str, **settings: Any) -> None:
     """Materialize an epoch of the data set at a URL."""
-    run_check(open_store(url), lambda store: made(store, **settings))
+    run_check(open_store(url), lambda store: write_epoch(store, **settings))
 
 
 async def layout_of(store: Store, task: ShuffleTask) -> EpochLayout:

@@ -31,7 +31,7 @@ class Memory:
             tracemalloc.stop()
 
     @property
-    def kept_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Memory that is left at the end of a round, in bytes."""
         return min(kept for kept, _ in self._figures)
 

@@ -36,7 +36,7 @@ def config(**changes: Any) -> PackConfig:
     return PackConfig(**{**settings, **changes})
 
 
-def numbered(count: int, start: int = 0) -> list[dict[str, object]]:
+def numbered_samples(count: int, start: int = 0) -> list[dict[str, object]]:
     """Return samples whose label is their number."""
     return [{"data": f"sample {i} ".encode() * 9, "label": i} for i in range(start, start + count)]
 
@@ -50,16 +50,16 @@ async def pack(store: Store, samples: Iterable[Mapping[str, object]], **changes:
     return packer.manifest
 
 
-def breaking(samples: list[dict[str, object]]) -> Iterator[dict[str, object]]:
+def failing_after(samples: list[dict[str, object]]) -> Iterator[dict[str, object]]:
     """Yield the samples, then raise an error of a source."""
     yield from samples
     raise ZeroDivisionError
 
 
-async def interrupted(store: Store, samples: list[dict[str, object]], **changes: Any) -> None:
+async def pack_interrupted(store: Store, samples: list[dict[str, object]], **changes: Any) -> None:
     """Pack the samples of a source that fails at its end."""
     with pytest.raises(ZeroDivisionError):
-        await pack(store, breaking(samples), **changes)
+        await pack(store, failing_after(samples), **changes)
 
 
 def puts(store: WatchedStore, prefix: str = "data/") -> list[str]:
@@ -83,7 +83,7 @@ async def labels(store: Store) -> list[int]:
     return [int(sample["label"]) for sample in await contents(store)]
 
 
-async def stored(store: Store, prefix: str = "") -> dict[str, bytes]:
+async def read_objects(store: Store, prefix: str = "") -> dict[str, bytes]:
     """Return every object under a prefix."""
     return {info.key: (await store.get(info.key))[0] async for info in store.list(prefix)}
 

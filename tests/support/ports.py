@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stoker_local.functions._google import reserve_port
 
-__all__ = ["kept_port"]
+__all__ = ["reserved_port"]
 
 
-def kept_port() -> int:
+def reserved_port() -> int:
     """Return a loopback port that is reserved for a minute; another process may soon get one that is only free."""
     return reserve_port("127.0.0.1")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
-__all__ = ["die", "ended", "exit_code", "running"]
+__all__ = ["die", "wait_for_end", "exit_code", "child_process"]
 
 _TIMEOUT_SECONDS = 300  # of a hang
 
@@ -25,7 +25,7 @@ def die() -> NoReturn:
 
 
 @contextmanager
-def running(work: Callable[..., object], *arguments: object) -> Iterator[BaseProcess]:
+def child_process(work: Callable[..., object], *arguments: object) -> Iterator[BaseProcess]:
     """Run a function of a module in a process of its own, which is killed at the end of the block."""
     process = _context.Process(target=work, args=arguments)
     process.start()
@@ -37,7 +37,7 @@ def running(work: Callable[..., object], *arguments: object) -> Iterator[BasePro
         process.close()
 
 
-def ended(process: BaseProcess) -> int:
+def wait_for_end(process: BaseProcess) -> int:
     """Wait for a process to end; return its exit code, ``-SIGKILL`` if it was killed.
 
     Raises:
@@ -50,5 +50,5 @@ def ended(process: BaseProcess) -> int:
 
 def exit_code(work: Callable[..., object], *arguments: object) -> int:
     """Run a function in a process of its own to its end; return the exit code as :func:`ended` does."""
-    with running(work, *arguments) as process:
-        return ended(process)
+    with child_process(work, *arguments) as process:
+        return wait_for_end(process)

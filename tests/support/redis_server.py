@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from support.ports import kept_port
+from support.ports import reserved_port
 
 PASSWORD = "of-this-test-only"
 
@@ -35,7 +35,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.port = kept_port()
+        self.port = reserved_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RedisServer:

@@ -46,7 +46,7 @@ class SampleBench:
         """Return samples by number, each call on its own virtual clock."""
         return run_virtual(self.read(indices))
 
-    def asked(self, *indices: int) -> list[tuple[str, int, int]]:
+    def requested_ranges(self, *indices: int) -> list[tuple[str, int, int]]:
         """Read samples, and return the requested ranges."""
         before = len(self.store.sent_ranges)
         self.samples(*indices)

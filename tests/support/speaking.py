@@ -34,7 +34,7 @@ class Server:
     hung_up: int = 0
 
 
-def saying(*words: bytes) -> Speak:
+def answer_with(*words: bytes) -> Speak:
     """Return a handler that answers each request with these bytes at once."""
 
     async def speak(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,7 +48,7 @@ def saying(*words: bytes) -> Speak:
     return speak
 
 
-answer_all = saying(WHOLE)
+answer_all = answer_with(WHOLE)
 
 
 @asynccontextmanager

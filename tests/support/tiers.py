@@ -62,7 +62,7 @@ def disk_tier(
     return DiskTier(config, policy, largest_bytes=LARGEST_BYTES, max_queued_bytes=behind_bytes)
 
 
-async def kept(tier: ManagedTier, row: int) -> bytes | None:
+async def read_row(tier: ManagedTier, row: int) -> bytes | None:
     """Return the object of a row in a tier, None if it has none."""
     into = bytearray(len(body(row)))
     return bytes(into) if await tier.read(MANIFEST.ref(row), memoryview(into)) else None

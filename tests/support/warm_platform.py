@@ -334,7 +334,7 @@ class Tier:
         self.proxy = self.new_proxy()
         await self.proxy.start()
 
-    async def kept(self, name: str, data: bytes) -> bool:
+    async def can_read(self, name: str, data: bytes) -> bool:
         """Return whether an object can be read; checks its bytes."""
         into = bytearray(len(data))
         found = await self.proxy.objects.read(name, memoryview(into))

@@ -29,7 +29,7 @@ def epoch(seconds: float, samples: int = SAMPLES, wait_seconds: float = 0.0) -> 
 
 
 def record(loader: str, kind: str, *seconds: float, round: int = 0, profile: str = "none", **fields: Any) -> Record:  # noqa: A002
-    """Return a record of an images cell whose epochs took so long."""
+    """Return a record of an images cell with the given durations of its epochs."""
     cell = Cell(workload="images", mode="raw", profile=profile, loader=loader, kind=kind, samples=SAMPLES, round=round)
     result = {"first_batch_seconds": 0.5, "first_wait": 0.4, "epochs": [epoch(each) for each in seconds]}
     result |= {"budget_bytes": 0, "super_samples": 1} if loader == "ours" else {}

@@ -54,14 +54,14 @@ POLICIES: dict[str, Callable[[list[int]], tuple[EvictionPolicy[int], Known | Non
 
 
 @pytest.fixture(params=POLICIES)
-def made(request: pytest.FixtureRequest) -> Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]:
+def create_policy(request: pytest.FixtureRequest) -> Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]:
     return POLICIES[request.param]
 
 
-def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> None:
+def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(create_policy: Any) -> None:
     rng = random.Random(5)
     requests = [rng.randrange(30) for _ in range(2000)]
-    policy, known = made(requests)
+    policy, known = create_policy(requests)
     residents, sizes = CacheEntries(policy, 100), {key: rng.randrange(1, 60) for key in range(30)}
     sizes[7] = 101
     for time, key in enumerate(requests):
@@ -82,22 +82,22 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
     assert 7 not in residents
 
 
-def test_a_present_entry_is_not_added_twice_and_evicts_nothing(made: Any) -> None:
-    policy, _ = made([1, 2, 1, 2])
+def test_a_present_entry_is_not_added_twice_and_evicts_nothing(create_policy: Any) -> None:
+    policy, _ = create_policy([1, 2, 1, 2])
     residents = CacheEntries(policy, 2)
     assert [residents.offer(key) for key in (1, 2, 1)] == [[], [], []]
     assert set(residents) == {1, 2}
 
 
-def test_dropping_what_is_not_there_is_no_error(made: Any) -> None:
-    residents: CacheEntries[int] = CacheEntries(made([])[0], 2)
+def test_dropping_what_is_not_there_is_no_error(create_policy: Any) -> None:
+    residents: CacheEntries[int] = CacheEntries(create_policy([])[0], 2)
     residents.remove(9)
     assert not residents.look_up(9)
     assert not len(residents)
 
 
-def test_nothing_fits_into_nothing(made: Any) -> None:
-    assert CacheEntries(made([1])[0], 0).offer(1) is None
+def test_nothing_fits_into_nothing(create_policy: Any) -> None:
+    assert CacheEntries(create_policy([1])[0], 0).offer(1) is None
 
 
 def test_a_negative_capacity_is_refused() -> None:
@@ -193,11 +193,11 @@ def test_next_use_has_the_most_hits_that_any_policy_can_have(capacity: int) -> N
         assert hits(list(requests), capacity, known.policy(), known) == most_hits(requests, capacity), requests
 
 
-def test_no_policy_has_more_hits_than_the_capacity_where_each_epoch_uses_each_key_once(made: Any) -> None:
+def test_no_policy_has_more_hits_than_the_capacity_where_each_epoch_uses_each_key_once(create_policy: Any) -> None:
     rng = random.Random(3)
     epochs = [rng.sample(range(60), 60) for _ in range(6)]
     requests = [key for epoch in epochs for key in epoch]
-    policy, known = made(requests)
+    policy, known = create_policy(requests)
     assert hits(requests, 20, policy, known) <= 20 * 5
 
 

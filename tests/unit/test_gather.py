@@ -20,7 +20,7 @@ from support.packed_objects import value_at
 from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
 
 
-def picked_from(
+def locate_rows(
     schema: Schema, bodies: Sequence[bytes], picks: Sequence[tuple[int, int]], gap_bytes: int = 0
 ) -> RowLocations:
     """Rows of super-samples that lie behind one another, each ``gap_bytes`` from the last: aligned to nothing."""
@@ -53,7 +53,7 @@ def test_rows_of_any_super_samples_come_in_the_order_asked_for(schema: Schema, g
     bodies = [built(schema, part)[0] for part in samples]
     everything = [(which, row) for which, count in enumerate(counts) for row in range(count)]
     picks = random.Random(1).sample(everything, len(everything)) + everything[3:5]
-    columns = gather(picked_from(schema, bodies, picks, gap_bytes), schema)
+    columns = gather(locate_rows(schema, bodies, picks, gap_bytes), schema)
     for name, column in schema.items():
         for place, (which, row) in enumerate(picks):
             value, wanted = columns[name][place], samples[which][row][name]
@@ -69,7 +69,7 @@ def test_hundreds_of_super_samples_are_gathered_from_at_once() -> None:
     samples = [[{"x": which * 10 + row, "t": f"{which}/{row}"} for row in range(3)] for which in range(300)]
     bodies = [built(schema, part)[0] for part in samples]
     picks = [(which, which % 3) for which in range(299, -1, -1)]
-    columns = gather(picked_from(schema, bodies, picks), schema)
+    columns = gather(locate_rows(schema, bodies, picks), schema)
     assert_same(columns, schema, [samples[which][row] for which, row in picks])
 
 
@@ -80,7 +80,7 @@ def test_ragged_values_without_elements_are_empty(lengths: list[int]) -> None:
     schema = Schema({"r": stoker.Ragged("float32", (2,)), "b": stoker.Bytes()})
     samples = [{"r": np.full((length, 2), length, np.float32), "b": b"b" * length} for length in lengths]
     columns = gather(
-        picked_from(schema, [built(schema, samples)[0]], [(0, row) for row in range(len(lengths))]), schema
+        locate_rows(schema, [built(schema, samples)[0]], [(0, row) for row in range(len(lengths))]), schema
     )
     assert_same(columns, schema, samples)
     ragged = columns["r"]
@@ -90,14 +90,14 @@ def test_ragged_values_without_elements_are_empty(lengths: list[int]) -> None:
 
 
 def test_no_row_gives_empty_columns() -> None:
-    columns = gather(picked_from(EVERY_KIND, [built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0]], []), EVERY_KIND)
+    columns = gather(locate_rows(EVERY_KIND, [built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0]], []), EVERY_KIND)
     assert {len(values) for values in columns.values()} == {0}
 
 
 def test_what_was_gathered_does_not_change_with_the_memory() -> None:
     schema = Schema({"x": stoker.Array("uint8", (4,)), "b": stoker.Bytes()})
     samples = [{"x": [row] * 4, "b": bytes([row]) * row} for row in range(1, 6)]
-    picked = picked_from(schema, [built(schema, samples)[0]], [(0, row) for row in range(5)])
+    picked = locate_rows(schema, [built(schema, samples)[0]], [(0, row) for row in range(5)])
     columns = gather(picked, schema)
     memory = picked.values["x"].memory
     memory[:] = bytes(len(memory))
@@ -128,7 +128,7 @@ def test_a_copier_of_the_users_is_given_every_fixed_column() -> None:
         return gather_rows(memory, addresses, row_bytes)
 
     samples = [{"x": 1, "y": [1.0, 2.0], "t": "a"}, {"x": 2, "y": [3.0, 4.0], "t": ""}]
-    columns = gather(picked_from(schema, [built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
+    columns = gather(locate_rows(schema, [built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
     assert_same(columns, schema, samples[::-1])
     assert asked == [2, 16]
 
@@ -138,7 +138,7 @@ def test_parts_of_a_batch_are_joined_in_order_and_one_alone_is_kept() -> None:
     samples = samples_of(schema, 7)
     body = built(schema, samples)[0]
     cuts = (range(3), range(0), range(3, 7))
-    parts = [gather(picked_from(schema, [body], [(0, row) for row in rows]), schema) for rows in cuts]
+    parts = [gather(locate_rows(schema, [body], [(0, row) for row in rows]), schema) for rows in cuts]
     assert_same(concatenate(parts), schema, samples)
     assert concatenate(parts[:1]) is parts[0]
 

@@ -17,7 +17,7 @@ from stoker._format.identity import ObjectIdentity, compute_sha256_128, identity
 from stoker._format.manifest import Manifest, PackRun
 from stoker.abc import ObjectRef
 from stoker.errors import FormatError
-from support.identities import anonymous, identified
+from support.identities import add_identities, remove_identities
 from support.supersamples import manifest_of
 
 REF = ObjectRef(key="data/0123/7", size_bytes=1001, crc32c=0xDEADBEEF, tag="etag")
@@ -73,7 +73,7 @@ def test_only_what_takes_longer_than_a_thread_is_hashed_in_one(
 
 @pytest.mark.parametrize("rows", [(), (0,), (1, 2), (0, 1, 2)])
 def test_a_manifest_comes_back_with_the_identities_that_it_had(rows: tuple[int, ...]) -> None:
-    manifest = identified(manifest_of(["f" * 32] * 3), rows)
+    manifest = add_identities(manifest_of(["f" * 32] * 3), rows)
     data = manifest.to_bytes()
     back = Manifest.from_bytes(data)
     wanted = [sha256_128(b"%d" % row) if row in rows else None for row in range(3)]
@@ -89,7 +89,7 @@ def test_without_any_identity_a_manifest_is_that_of_an_earlier_release() -> None
     manifest = manifest_of(["f" * 32] * 3)
     unknown = replace(manifest, rows=replace(manifest.rows, sha256_128=np.zeros((3, 16), np.uint8)))
     assert unknown.to_bytes() == manifest.to_bytes()
-    assert anonymous(identified(manifest, (1,))).to_bytes() == manifest.to_bytes()
+    assert remove_identities(add_identities(manifest, (1,))).to_bytes() == manifest.to_bytes()
     assert Manifest.from_bytes(manifest.to_bytes()).rows.sha256_128 is None
 
 
@@ -99,8 +99,8 @@ def test_rows_that_are_joined_or_left_out_keep_their_identities(
 ) -> None:
     tags = ["f" * 32] * 3
     other = PackRun("f" * 16, 0, 3)
-    manifest = identified(manifest_of(tags), first)
-    joined = manifest.append_runs(identified(manifest_of(tags), second).rows, other)
+    manifest = add_identities(manifest_of(tags), first)
+    joined = manifest.append_runs(add_identities(manifest_of(tags), second).rows, other)
     wanted = [sha256_128(b"%d" % row) if row in rows else None for rows in (first, second) for row in range(3)]
     assert [joined.rows.strong_identity(row) for row in range(6)] == wanted
     left = joined.remove_runs([PackRun(manifest.runs[0].run, 6, 1), PackRun(other.run, 0, 1)])
@@ -116,7 +116,7 @@ def test_identities_of_another_shape_are_a_format_error(wrong: Any) -> None:
 
 
 def test_a_manifest_s_identities_are_views_of_what_it_was_read_from() -> None:
-    data = np.frombuffer(identified(manifest_of(["f" * 32] * 3), (0,)).to_bytes(), np.uint8)
+    data = np.frombuffer(add_identities(manifest_of(["f" * 32] * 3), (0,)).to_bytes(), np.uint8)
     hashes = Manifest.from_bytes(data.data).rows.sha256_128
     assert hashes is not None
     assert np.shares_memory(data, hashes)

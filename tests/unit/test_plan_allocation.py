@@ -1,4 +1,4 @@
-"""Dividing cache and bandwidth: SiloD's estimate, and what each policy gives to whom."""
+"""Allocation of cache and bandwidth: SiloD's estimate, and the shares of each policy."""
 
 from __future__ import annotations
 

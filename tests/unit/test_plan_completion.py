@@ -1,4 +1,4 @@
-"""Queues of jobs: what counts of a cache and when, who waits for whom, and what is lost."""
+"""Queues of jobs: use of the cache over time, waiting for other jobs, and losses."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_of_those_that_wait_the_nearest_is_served_first() -> None:
 
 
 def disk_seconds(readers: int, files: int = 400) -> float:
-    """Return what a file takes when so many read different ones."""
+    """Return the duration of a file's read with a number of concurrent readers of other files."""
     places = random.Random(1)
 
     async def main() -> float:
@@ -140,7 +140,7 @@ def test_what_is_read_is_decoded_before_it_is_there() -> None:
 
 
 class Training:
-    """Batches of four samples that take a second each, and steps of so long."""
+    """Batches of four samples of a second each, and steps of a given duration."""
 
     def __init__(self, step_seconds: float = 0.0) -> None:
         self.step_seconds = step_seconds

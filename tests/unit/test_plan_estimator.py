@@ -18,7 +18,7 @@ KNEE = 1.0
 
 
 def share(part: float, supply: float, *, rate: float = 400e6, nodes: int = 1) -> JobShare:
-    """Return so much of the data set as cache, and so much of what the full rate needs as bandwidth."""
+    """Return a fraction of the data set as cache, and a fraction of the full rate's demand as bandwidth."""
     job = TrainingJob(name="job", dataset_bytes=DATASET_BYTES, compute_bytes_per_second=rate, nodes=nodes)
     cache_bytes = round(part * job.cacheable_bytes)
     return JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * rate * job.miss_rate(cache_bytes))

@@ -15,7 +15,7 @@ from stoker_sim._bucket import read_durations
 from stoker_sim._commands.simulate import scenario_outcome
 from stoker_sim._scenario import simulate
 from stoker_sim._scenario_file import read_scenario
-from support.packing import numbered, pack
+from support.packing import numbered_samples, pack
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))
 LEAST = """
@@ -110,7 +110,7 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
     async def packed() -> int:
         store = open_store(tmp_path / "bucket")
         try:
-            return len(await pack(store, numbered(500), super_sample_bytes=2000))
+            return len(await pack(store, numbered_samples(500), super_sample_bytes=2000))
         finally:
             await store.close()
 

@@ -32,17 +32,17 @@ def scenario(nodes: int = NODES) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[TraceEvent]:
+def trace_events(tmp_path_factory: pytest.TempPathFactory) -> list[TraceEvent]:
     path = tmp_path_factory.mktemp("trace") / "t.json"
     with rank_traces(path) as sinks_of:
         simulate(scenario(), sinks_of)
     return list(read_trace(path))
 
 
-def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[TraceEvent]) -> None:
+def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(trace_events: list[TraceEvent]) -> None:
     run = simulate(scenario())
     for rank in range(NODES):
-        mine = Recording.of(each for each in told if each.process == rank + 1)
+        mine = Recording.of(each for each in trace_events if each.process == rank + 1)
         results = [each for each in run.epochs if each.rank == rank]
         assert len(mine.waits) == sum(each.steps for each in results)
         for result in results:
@@ -51,8 +51,8 @@ def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[T
     assert run.wait_seconds > 0.1
 
 
-def test_its_requests_are_those_of_the_result(told: list[TraceEvent]) -> None:
-    recording, run = Recording.of(told), simulate(scenario())
+def test_its_requests_are_those_of_the_result(trace_events: list[TraceEvent]) -> None:
+    recording, run = Recording.of(trace_events), simulate(scenario())
     assert len(recording.responses) == run.requests
     assert sum(answer.is_whole for answer in recording.responses) == len(recording.fetches)
 

@@ -57,7 +57,7 @@ async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
         played.losses = await take(tier, plan, hours)
         played.calls = Counter(call.task for call in tier.platform.calls)
         played.used = dict(tier.proxy.bill.usage)
-        played.kept = {name for name, data in OBJECTS if await tier.kept(name, data)}
+        played.kept = {name for name, data in OBJECTS if await tier.can_read(name, data)}
     return played
 
 

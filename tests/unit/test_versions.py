@@ -15,13 +15,13 @@ from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
 from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
-from support.packing import NO_WAIT, fresh_store, labels, numbered, pack, stored
+from support.packing import NO_WAIT, fresh_store, labels, numbered_samples, pack, read_objects
 
 
 async def two_versions() -> Store:
     store = fresh_store()
-    await pack(store, numbered(3))
-    await pack(store, numbered(3, 3), mode="append")
+    await pack(store, numbered_samples(3))
+    await pack(store, numbered_samples(3, 3), mode="append")
     return store
 
 
@@ -69,7 +69,7 @@ def test_without_a_pointer_the_newest_version_is_found_also_if_older_ones_are_go
 def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
     async def main() -> None:
         store = await two_versions()
-        await store.put(POINTER_KEY, (await stored(store))[version_key(1)])
+        await store.put(POINTER_KEY, (await read_objects(store))[version_key(1)])
         assert (await versions.read_manifest(store)).version == 1
         newest = await versions.find_newest_manifest(store)
         assert newest is not None
@@ -94,7 +94,7 @@ def test_the_pointer_never_goes_back() -> None:
 def test_a_damaged_manifest_is_named_with_the_remedy(key: str) -> None:
     async def main() -> None:
         store = await two_versions()
-        data = bytearray((await stored(store))[key])
+        data = bytearray((await read_objects(store))[key])
         data[-1] ^= 1
         await store.put(key, data)
         with pytest.raises(ChecksumError, match=rf"{key} is damaged.*stoker rebuild-manifest"):
@@ -109,7 +109,7 @@ def test_a_damaged_manifest_is_named_with_the_remedy(key: str) -> None:
 def test_a_version_under_the_number_of_another_is_refused() -> None:
     async def main() -> None:
         store = await two_versions()
-        await store.put(version_key(3), (await stored(store))[version_key(1)])
+        await store.put(version_key(3), (await read_objects(store))[version_key(1)])
         with pytest.raises(FormatError, match="says that it is version 1"):
             await versions.find_newest_manifest(store)
 
@@ -134,7 +134,7 @@ def test_a_store_that_contradicts_itself_ends_a_commit_instead_of_looping() -> N
 
     async def main() -> None:
         store = Contradiction(fresh_store())
-        manifest = await pack(fresh_store(), numbered(3))
+        manifest = await pack(fresh_store(), numbered_samples(3))
         with pytest.raises(StoreError, match="does not follow the newest version"):
             await versions.commit(store, lambda base: manifest)
 

@@ -28,7 +28,7 @@ from stoker._format.schema import Column
 from stoker._format.tensorfile import DTYPES
 from stoker_local import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
-from support.materialized import carry_out, phases
+from support.materialized import perform_tasks, plan_tasks
 from support.stores import run_check
 
 FOLDER = Path(__file__).parent
@@ -140,9 +140,9 @@ def make_dataset() -> None:
 
 def shuffle_epoch(url: str, options: stoker.S3Options, steps: Sequence[str] = ("scatter", "slice", "commit")) -> None:
     """Carry out steps of materializing an epoch of the data set."""
-    tasks = phases("scattered", slices=2, scatters=2, object_bytes=1600, lanes=2, seed=SEED, version=2, url=url)
+    tasks = plan_tasks("scattered", slices=2, scatters=2, object_bytes=1600, lanes=2, seed=SEED, version=2, url=url)
     wanted = [phase for phase in tasks if phase[0].step in steps]
-    run_check(stoker.open_store(url, options=options), lambda store: carry_out(store, wanted))
+    run_check(stoker.open_store(url, options=options), lambda store: perform_tasks(store, wanted))
 
 
 def make_epoch() -> None:
@@ -156,7 +156,7 @@ def make_epoch() -> None:
 
 
 INTERRUPTED = 14
-"""Behind so many samples, one a super-sample, the source of a pack failed."""
+"""Number of samples, one per super-sample, after which the source of a pack failed."""
 
 
 def pack_interrupted(url: str, options: stoker.S3Options, *, samples: int = 20, fails_at: int | None = None) -> int:

@@ -28,7 +28,7 @@ from stoker._sources.parts import KeySlice, SourcePart
 from stoker_functions._deployment import Deployment, DeploymentSettings
 from stoker_functions._pack import pack
 from support.deployments import content, plenty
-from support.earlier_versions import files_of, stored
+from support.earlier_versions import files_of, read_objects
 from support.redis_server import PASSWORD, RedisServer
 
 RAW, URL = "s3://stoker/golden-raw", "s3://stoker/golden/functions"
@@ -130,7 +130,7 @@ def make_catalog() -> None:
         with deployed(server, options) as opened:
             asyncio.run(run_compaction(opened))
         before = files_of("functions")
-        for key, data in stored(URL, options).items():
+        for key, data in read_objects(URL, options).items():
             if before.get(key) != data:
                 write_file(FOLDER / "compaction" / key, data)
     found = (PackRecord.from_bytes(bytes.fromhex(text)) for text in hashes[f"stoker:{{{URL}}}:records"].values())

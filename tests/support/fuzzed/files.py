@@ -26,7 +26,7 @@ from stoker._pack.record import PackRecord
 from stoker.errors import ChecksumError, FormatError
 from support.fuzzed.mutations import mutated_bytes, mutated_file, mutated_record
 from support.fuzzed.reader import Reader
-from support.identities import identified
+from support.identities import add_identities
 from support.supersamples import EVERY_KIND, RUN, built, manifest_of, samples_of
 
 __all__ = ["FILES"]
@@ -156,7 +156,7 @@ def manifests() -> list[bytes]:
     tags = ["0123456789abcdef" * 2] * 3, ["17", "18"], ["x", "y z"], ["", "f" * 32, "3"]
     one_run = [manifest_of(each, SMALL) for each in tags]
     twice = replace(one_run[0], runs=(PackRun(RUN, 0, 1), PackRun(RUN, 7, 1), PackRun("0" * 16, 0, 1)))
-    return [manifest.to_bytes() for manifest in (*one_run, twice, identified(one_run[0], [0, 2]))]
+    return [manifest.to_bytes() for manifest in (*one_run, twice, add_identities(one_run[0], [0, 2]))]
 
 
 def _read_record(data: bytes) -> str:

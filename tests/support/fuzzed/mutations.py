@@ -192,13 +192,13 @@ class _Part:
         return replace(self, shape=(rows, *self.shape[1:]), content=content[: rows * size_bytes])
 
 
-def _taken_apart(data: bytes) -> tuple[dict[str, str], list[_Part]]:
+def _parse_parts(data: bytes) -> tuple[dict[str, str], list[_Part]]:
     header = tensorfile.parse_header(data, len(data))
     body = data[header.header_bytes :]
     return dict(header.metadata), [_Part(t.name, t.dtype, t.shape, body[t.start : t.end]) for t in header.tensors]
 
 
-def _put_together(metadata: dict[str, str], parts: Sequence[_Part]) -> bytes:
+def _join_parts(metadata: dict[str, str], parts: Sequence[_Part]) -> bytes:
     tensors = tensorfile.lay_out((part.name, part.dtype, part.shape) for part in parts)
     return tensorfile.encode_header(metadata, tensors) + b"".join(part.content for part in parts)
 
@@ -242,8 +242,8 @@ def _mutated_part(part: _Part, parts: Sequence[_Part], rng: random.Random) -> _P
 
 def _mutated_parts(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
     """Change tensors or metadata, and build a file that is valid as safetensors."""
-    metadata, parts = _taken_apart(data)
-    other_metadata, others = _taken_apart(rng.choice(pool))
+    metadata, parts = _parse_parts(data)
+    other_metadata, others = _parse_parts(rng.choice(pool))
     action = rng.randrange(9)
     index = rng.randrange(len(parts)) if parts else 0
     if not parts or action == 0:
@@ -262,7 +262,7 @@ def _mutated_parts(data: bytes, pool: Sequence[bytes], rng: random.Random) -> by
         metadata[name] = rng.choice([other_metadata.get(name, ""), _mutated_text(metadata.get(name) or " ", rng)])
     else:
         parts[index] = _mutated_part(parts[index], parts, rng)
-    return _put_together(metadata, parts)
+    return _join_parts(metadata, parts)
 
 
 # Files.
@@ -284,14 +284,14 @@ def mutated_record(data: bytes, pool: Sequence[bytes], rng: random.Random) -> by
     if rng.random() < 0.5:
         return mutated_file(data, pool, rng)
     try:
-        metadata, parts = _taken_apart(data)
+        metadata, parts = _parse_parts(data)
         if "replaces" in metadata and rng.random() < 0.5:
             rows = _mutated_value(json.loads(metadata["replaces"]), rng)
-            return resealed(_put_together({**metadata, "replaces": json.dumps(rows)}, parts))
-        prefixes = [_taken_apart(other)[1][0].content for other in pool]
+            return resealed(_join_parts({**metadata, "replaces": json.dumps(rows)}, parts))
+        prefixes = [_parse_parts(other)[1][0].content for other in pool]
         (part,) = (part for part in parts if part.name == "prefix")
         changed = mutated_file(part.content or rng.choice(prefixes), prefixes, rng)
-        return resealed(_put_together(metadata, [part.filled(changed), *(p for p in parts if p is not part)]))
+        return resealed(_join_parts(metadata, [part.filled(changed), *(p for p in parts if p is not part)]))
     except (StokerError, ValueError, IndexError):
         return mutated_file(data, pool, rng)
 

@@ -25,7 +25,7 @@ from stoker_warm._auth import WarmSecret
 from stoker_warm._events import NodeReport, WakeEvent
 from stoker_warm._shard import StoreVersion
 from support.deployments import Place, plenty
-from support.materialized import WAYS, phases
+from support.materialized import WAYS, plan_tasks
 from support.outside_names.shape import shape
 
 __all__ = ["events"]
@@ -48,14 +48,14 @@ _URL_REQUEST = {
 
 def events(_: Path) -> list[str]:
     """Return the fields of each event, those that are read from it, and those of the answer."""
-    with _taken() as lines:
+    with _collect_fields() as lines:
         lines += asyncio.run(_all())
         NodeReport.parse(_report())
     return [line for line in lines if not line.startswith(_ELEMENTS)]
 
 
 @contextmanager
-def _taken() -> Iterator[list[str]]:
+def _collect_fields() -> Iterator[list[str]]:
     """Collect the fields that are read, by the object that has them."""
     lines: list[str] = []
     take, contains = JsonFields._take, JsonFields.__contains__
@@ -105,7 +105,7 @@ def _other_parts(place: Place, raw: ObjectInfo) -> Iterator[SourcePart]:
 async def _shuffled(place: Place, deployment: Deployment) -> list[str]:
     lines: list[str] = []
     for epoch, way in enumerate(WAYS):
-        for tasks in phases(way, url=place.dataset, epoch=epoch):
+        for tasks in plan_tasks(way, url=place.dataset, epoch=epoch):
             for task in tasks:
                 lines += shape("shuffle event", task.to_event())
                 lines += _answer(f"shuffle {task.step}", await shuffle(task.to_event(), deployment, plenty()))

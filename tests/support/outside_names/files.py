@@ -60,11 +60,11 @@ def files(folder: Path) -> Iterator[str]:
     (folder / "all.toml").write_text(_EVERYTHING, encoding="utf-8")
     (folder / "jobs.toml").write_text(_JOBS, encoding="utf-8")
     (folder / "url.toml").write_text(_with_url(), encoding="utf-8")
-    with _asked("scenario file") as lines:
+    with _collect_fields("scenario file") as lines:
         for file in [*_EXAMPLES, folder / "all.toml", folder / "url.toml"]:
             read_scenario(file)
     yield from lines
-    with _asked("jobs file") as lines:
+    with _collect_fields("jobs file") as lines:
         read_jobs(folder / "jobs.toml", cache_bytes=None, bytes_per_second=None)
     yield from lines
     yield from _prices()
@@ -94,7 +94,7 @@ def _with_url() -> str:
 
 
 @contextmanager
-def _asked(what: str) -> Iterator[set[str]]:
+def _collect_fields(what: str) -> Iterator[set[str]]:
     """Collect the fields that are read, whether they exist or not."""
     lines: set[str] = set()
     take, config, each, within = TomlSection._pop, TomlSection.create_config, TomlSection.sections, TomlSection.section

@@ -20,7 +20,7 @@ from stoker._cache.disk_tier import DiskTier
 from stoker._cache.index import name_of
 from stoker.errors import StoreError
 from stoker.testing import run_virtual
-from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, offer
+from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, offer, read_row
 
 
 def running(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -58,7 +58,7 @@ def open_files() -> int:
 
 
 async def present(tier: DiskTier) -> set[int]:
-    return {row for row in range(20) if await kept(tier, row) is not None}
+    return {row for row in range(20) if await read_row(tier, row) is not None}
 
 
 # Damage.
@@ -94,10 +94,10 @@ def test_a_damaged_file_is_a_miss_and_goes_and_the_object_is_written_again(
         tier = await opened(tmp_path)
         if when == "running":
             damage(file_of(tmp_path, 1))
-        assert await kept(tier, 1) is None
+        assert await read_row(tier, 1) is None
         assert [each.name for each in files(tmp_path)] == [name_of(MANIFEST.ref(2))]
         await offer(tier, 1)
-        assert (await kept(tier, 1), await kept(tier, 2)) == (body(1), body(2))
+        assert (await read_row(tier, 1), await read_row(tier, 2)) == (body(1), body(2))
         await tier.close()
 
     running(check)
@@ -111,7 +111,7 @@ def test_a_folder_in_the_place_of_a_file_costs_that_object_only(tmp_path: Path) 
         (place / "inside").mkdir(parents=True)
         tier = await opened(tmp_path)
         await offer(tier, 1, 2)
-        assert (await kept(tier, 1), await kept(tier, 2)) == (None, body(2))
+        assert (await read_row(tier, 1), await read_row(tier, 2)) == (None, body(2))
         await tier.close()
         assert (place / "inside").is_dir()
 
@@ -123,9 +123,9 @@ def test_a_removed_file_is_a_miss(tmp_path: Path) -> None:
         tier = await opened(tmp_path)
         await offer(tier, 1)
         file_of(tmp_path, 1).unlink()
-        assert await kept(tier, 1) is None
+        assert await read_row(tier, 1) is None
         await offer(tier, 1)
-        assert await kept(tier, 1) == body(1)
+        assert await read_row(tier, 1) == body(1)
         await tier.close()
 
     running(check)
@@ -163,7 +163,7 @@ def test_what_it_did_not_write_stays_untouched_and_uncounted(tmp_path: Path) -> 
         (part.parent / "77").symlink_to(outside)
         (part.parent / "notes").mkdir()
         tier = await opened(path, 2)
-        assert await kept(tier, 1) == body(1)
+        assert await read_row(tier, 1) == body(1)
         await offer(tier, *range(20))
         assert tier.statistics().objects == 2
         await tier.close()
@@ -188,7 +188,7 @@ def test_a_link_in_the_place_of_its_folder_is_not_followed(
         place.symlink_to(outside)
         tier = await opened(path)
         await offer(tier, 1)
-        assert await kept(tier, 1) is None
+        assert await read_row(tier, 1) is None
         await tier.close()
         assert not list(outside.iterdir())
 
@@ -200,7 +200,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, caplog: p
         await left(tmp_path, 1)
         file_of(tmp_path, 1).parent.parent.chmod(0o777)
         tier = await opened(tmp_path)
-        assert await kept(tier, 1) is None
+        assert await read_row(tier, 1) is None
         await tier.close()
 
     running(check)
@@ -214,7 +214,7 @@ def test_a_path_that_is_a_file_is_reported_once_and_only_costs_hits(
         (tmp_path / "file").write_text("x")
         tier = await opened(tmp_path / "file" / "below")
         await offer(tier, 1, 2)
-        assert await kept(tier, 1) is None
+        assert await read_row(tier, 1) is None
         await tier.close()
 
     running(check)
@@ -471,9 +471,9 @@ def test_a_damaged_file_of_another_owner_is_a_miss_and_stays_for_its_owner(tmp_p
         await offer(first, 1)
         file = file_of(tmp_path, 1)
         file.write_bytes(bytes(file.stat().st_size))
-        assert await kept(second, 1) is None
+        assert await read_row(second, 1) is None
         assert file.exists()
-        assert await kept(first, 1) is None
+        assert await read_row(first, 1) is None
         assert not file.exists()
         await first.close()
         await second.close()
@@ -558,7 +558,7 @@ def test_a_cancelled_read_ends_at_once_and_its_thread_writes_nothing_more(tmp_pa
         while tier._hung_reads:  # noqa: ASYNC110 - what a thread does, nobody is told
             await asyncio.sleep(0.01)
         assert not any(into)
-        assert await kept(tier, 1) == body(1)
+        assert await read_row(tier, 1) == body(1)
         await tier.close()
 
     running(check)
@@ -568,18 +568,18 @@ def test_a_disk_that_hangs_takes_two_late_reads_and_then_refuses_until_they_end(
     async def check() -> None:
         tier = await opened(tmp_path)
         await offer(tier, 1, 2)
-        readings = [asyncio.ensure_future(kept(tier, row)) for row in (1, 2)]
+        readings = [asyncio.ensure_future(read_row(tier, row)) for row in (1, 2)]
         await stuck.begun()
         await asyncio.sleep(0.05)
         for reading in readings:
             reading.cancel()
         await asyncio.wait(readings, timeout=5.0)
         with pytest.raises(StoreError, match=r"disk:.* does not respond: 2 cancelled reads have not ended"):
-            await kept(tier, 1)
+            await read_row(tier, 1)
         stuck.go.set()
         while tier._hung_reads:  # noqa: ASYNC110 - what a thread does, nobody is told
             await asyncio.sleep(0.01)
-        assert await kept(tier, 2) == body(2)
+        assert await read_row(tier, 2) == body(2)
         await tier.close()
 
     running(check)
@@ -589,10 +589,10 @@ def test_what_is_evicted_while_it_is_read_is_read_to_its_end(tmp_path: Path, stu
     async def check() -> None:
         tier = await opened(tmp_path, 1, policy="fifo")
         await offer(tier, 1)
-        reading = asyncio.ensure_future(kept(tier, 1))
+        reading = asyncio.ensure_future(read_row(tier, 1))
         await stuck.begun()
         tier.offer(MANIFEST.ref(2), memoryview(body(2)))
-        assert await kept(tier, 2) == body(2)  # from memory: its file waits for the reading
+        assert await read_row(tier, 2) == body(2)  # from memory: its file waits for the reading
         stuck.go.set()
         assert await reading == body(1)
         await tier.flush()

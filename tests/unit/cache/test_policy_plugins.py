@@ -15,7 +15,7 @@ from stoker._cache.eviction import POLICIES, CacheEntries, Fifo, policy_factory,
 from stoker._cache.tiers import CacheSpec
 from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError, MissingExtraError, StokerError
-from support.tiers import MANIFEST, body, disk_tier, future, kept, memory_tier, offer
+from support.tiers import MANIFEST, body, disk_tier, future, memory_tier, offer, read_row
 
 
 class LastInFirstOut(Fifo[Any]):
@@ -67,7 +67,7 @@ def test_a_tier_keeps_by_the_policy_of_a_plug_in(kind: str, tmp_path: Path) -> N
         tier = memory_tier(3, "lifo") if kind == "memory" else disk_tier(tmp_path / "cache", 3, "lifo")
         await tier.follow(MANIFEST, future())
         await offer(tier, *range(6))
-        held = [row for row in range(6) if await kept(tier, row) == body(row)]
+        held = [row for row in range(6) if await read_row(tier, row) == body(row)]
         await tier.close()
         return held
 

@@ -10,7 +10,7 @@ import pytest
 from stoker import open_store
 from stoker._format import versions
 from stoker.cli import main
-from support.packing import contents, numbered, pack
+from support.packing import contents, numbered_samples, pack
 
 
 def small_versions(folder: Path, appends: int = 9) -> None:
@@ -18,9 +18,11 @@ def small_versions(folder: Path, appends: int = 9) -> None:
 
     async def make() -> None:
         store = open_store(str(folder))
-        await pack(store, numbered(6), super_sample_bytes=8 << 20)
+        await pack(store, numbered_samples(6), super_sample_bytes=8 << 20)
         for number in range(1, appends + 1):
-            await pack(store, numbered(6, 6 * number), mode="append", source=str(number), super_sample_bytes=8 << 20)
+            await pack(
+                store, numbered_samples(6, 6 * number), mode="append", source=str(number), super_sample_bytes=8 << 20
+            )
         await store.close()
 
     asyncio.run(make())
@@ -69,7 +71,7 @@ def test_a_manifest_that_is_rebuilt_later_has_no_sample_twice(
     small_versions(tmp_path)
     assert main(["compact", "--super-sample-bytes", "3KiB", str(tmp_path)]) == 0
     assert main(["compact", "--super-sample-bytes", "8MiB", str(tmp_path)]) == 0
-    asyncio.run(appended(tmp_path, numbered(6, 60)))
+    asyncio.run(appended(tmp_path, numbered_samples(6, 60)))
     assert main(["compact", str(tmp_path)]) == 0
     for extra in ([], ["--adopt"]):
         assert main(["rebuild-manifest", *extra, str(tmp_path)]) == 0

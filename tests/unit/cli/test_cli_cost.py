@@ -26,7 +26,7 @@ def url(tmp_path: Path) -> str:
     return path
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+def run_cost(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
     assert cli.main(["cost", *map(str, arguments)]) == code
     found = capsys.readouterr()
     return found.err if code else found.out
@@ -34,7 +34,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0)
 
 def bill(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     """Return the dollars of each line, and the total, by name."""
-    document = json.loads(shown(capsys, *arguments, "--json"))
+    document = json.loads(run_cost(capsys, *arguments, "--json"))
     found = {part["name"]: part["dollars"] for part in document["parts"]}
     assert document["dollars"] == pytest.approx(sum(found.values()))
     return {**found, "total": document["dollars"], "of": document["prices"]["of"]}
@@ -112,7 +112,7 @@ def test_a_figure_of_back_ups_is_accepted_with_a_warning_and_costs_nothing(
     assert cli.main(arguments) == 0
     told = capsys.readouterr()
     assert "back" not in told.out
-    assert told.out == shown(capsys, "--warm-functions", 10, "--warm-hours", 1)
+    assert told.out == run_cost(capsys, "--warm-functions", 10, "--warm-hours", 1)
     warned = [line.split(": ")[2] for line in told.err.splitlines()]
     assert warned == ["back_up_every has no effect", "back_up_seconds has no effect"]
 
@@ -121,14 +121,14 @@ def test_cloud_run_has_one_processor_by_default(capsys: pytest.CaptureFixture[st
     asked = ("--function", "cloud-run", "--calls", 1000, "--call-seconds", 4)
     assert bill(capsys, *asked)["total"] == pytest.approx(0.1137, abs=1e-4)
     assert bill(capsys, *asked, "--function-vcpus", 2)["functions: processors"] == pytest.approx(8000 * 0.000024)
-    refused = shown(capsys, "--calls", 10, "--function-vcpus", 2, code=2)
+    refused = run_cost(capsys, "--calls", 10, "--function-vcpus", 2, code=2)
     assert "function_vcpus has no effect for AWS Lambda, x86" in refused
 
 
 def test_tmp_of_functions_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--calls", 1000, "--call-seconds", 4, "--function-tmp", "10GiB")
     assert bill(capsys, *asked)["functions: /tmp"] == pytest.approx(4000 * 9.5 * 0.0000000309)
-    assert "no price of /tmp" in shown(capsys, *asked, "--function", "cloud-run", code=2)
+    assert "no price of /tmp" in run_cost(capsys, *asked, "--function", "cloud-run", code=2)
 
 
 def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_wrong_file_is_refused_with_the_place(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "job.toml").write_text(text, "utf-8")
-    assert message in shown(capsys, "--figures", tmp_path / "job.toml", code=2)
+    assert message in run_cost(capsys, "--figures", tmp_path / "job.toml", code=2)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_wrong_file_is_refused_with_the_place(
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert message in shown(capsys, *arguments, code=2)
+    assert message in run_cost(capsys, *arguments, code=2)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_wrong_flag_is_refused(capsys: pytest.CaptureFixture[str], arguments: 
 
 
 def test_people_get_a_table_that_adds_up_and_says_whose_prices_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "--gets", 1500, "--size", "1GiB", "--machine", "g6.xlarge", "--compute-hours", 1000)
+    out = run_cost(capsys, "--gets", 1500, "--size", "1GiB", "--machine", "g6.xlarge", "--compute-hours", 1000)
     *rows, total, prices = out.splitlines()
     assert [row.rsplit("  ", 1)[0].rstrip() for row in rows] == [
         "data at rest      1  GB-months",
@@ -226,7 +226,7 @@ def test_people_get_a_table_that_adds_up_and_says_whose_prices_it_has(capsys: py
 
 
 def test_what_uses_nothing_costs_nothing_by_nobodys_prices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "--gets", 0) == "total      $0.000000\n"
+    assert run_cost(capsys, "--gets", 0) == "total      $0.000000\n"
 
 
 def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("STOKER_PRICES", str(path))
     assert bill(capsys, "--machine", "n1-standard-2-k80", "--compute-hours", 2)["total"] == pytest.approx(1.09)
     assert bill(capsys, "--store", "gs", "--gets", 1e6)["total"] == pytest.approx(0.4)
-    assert "no prices for s3" in shown(capsys, "--gets", 1, code=2)
+    assert "no prices for s3" in run_cost(capsys, "--gets", 1, code=2)
 
 
 COMPARED = ("--compare-tiers", "--size", "33GB", "--gets", 197_500, "--hours", 50)
@@ -246,13 +246,13 @@ PLACES = (
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     """Return the document of a comparison, its places by their names."""
-    document = json.loads(shown(capsys, *arguments, "--json"))
+    document = json.loads(run_cost(capsys, *arguments, "--json"))
     document["tiers"] = {tier["place"]: tier for tier in document["tiers"]}
     return dict(document)
 
 
 def test_places_are_compared_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    header, *rows = shown(capsys, *COMPARED).splitlines()
+    header, *rows = run_cost(capsys, *COMPARED).splitlines()
     assert header.split() == ["place", "dollars", "a", "read", "what", "limits", "it"]
     assert tuple(row.split("  ")[0] for row in rows[:7]) == PLACES
     assert "$0.08   $0.0000004  time to the first byte" in rows[0]
@@ -284,7 +284,7 @@ def test_a_comparison_as_json_has_places_their_lines_and_the_workload(capsys: py
 
 
 def test_missing_prices_are_named_and_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = (row for row in shown(capsys, *COMPARED, "--store", "gs").splitlines() if row.startswith("managed"))
+    (row,) = (row for row in run_cost(capsys, *COMPARED, "--store", "gs").splitlines() if row.startswith("managed"))
     assert row.endswith("the price file has no price for us-central1")
     assert "no price " in row
     found = compared(capsys, *COMPARED, "--store", "gs")["tiers"]
@@ -329,4 +329,4 @@ def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -
 def test_a_comparison_that_cannot_be_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], message: str
 ) -> None:
-    assert message in shown(capsys, *arguments, code=2)
+    assert message in run_cost(capsys, *arguments, code=2)

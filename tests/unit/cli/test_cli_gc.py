@@ -16,7 +16,7 @@ from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo, Store
 from stoker.cli import main
 from support.leftovers import leave_half
-from support.packing import numbered, pack, stored
+from support.packing import numbered_samples, pack, read_objects
 
 JOB, OTHER = "a" * 16, "f" * 16
 
@@ -42,7 +42,7 @@ async def _begun(store: Store, number: int, job: str) -> PackRecord:
 def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def prepared() -> str:
         store = open_store(tmp_path)
-        await pack(store, numbered(30))
+        await pack(store, numbered_samples(30))
         half = await leave_half(store, "a \x1b[31msource")
         for number in range(5):
             await _begun(store, number, JOB if number < 3 else "")
@@ -54,7 +54,7 @@ def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, caps
         return half
 
     half = asyncio.run(prepared())
-    before = asyncio.run(stored(open_store(tmp_path)))
+    before = asyncio.run(read_objects(open_store(tmp_path)))
     assert main(["gc", "--delete", str(tmp_path)]) == 0
     resumed = f"pack the same again to resume it, or give it up with --abandoned {half}"
     refused = f"no commit adds it: it has other columns, or is of another data set; give it up with --abandoned {OTHER}"
@@ -66,12 +66,12 @@ def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, caps
         f"left alone: 3 runs of job {JOB}, 3 super-samples; {driven}",
         "left alone: 2 runs of functions, 2 super-samples; functions finish and commit them",
     ]
-    assert asyncio.run(stored(open_store(tmp_path))) == before
+    assert asyncio.run(read_objects(open_store(tmp_path))) == before
     assert main(["gc", "--abandoned", half, "--abandoned", JOB, str(tmp_path)]) == 0
     assert "17 objects could be deleted with --delete" in capsys.readouterr().out
     assert main(["gc", "--abandoned", half, "--abandoned", JOB, "--delete", str(tmp_path)]) == 0
     assert "2 runs of functions" in capsys.readouterr().out
-    assert len(asyncio.run(stored(open_store(tmp_path)))) == len(before) - 17
+    assert len(asyncio.run(read_objects(open_store(tmp_path)))) == len(before) - 17
 
 
 def test_what_is_unfinished_is_counted_before_there_is_a_version(
@@ -90,10 +90,10 @@ def test_what_is_unfinished_is_counted_before_there_is_a_version(
     assert job.startswith(f"left alone: 3 runs of job {JOB}, 3 super-samples; ")
     assert main(["gc", "--abandoned", JOB, "--delete", str(tmp_path)]) == 0
     assert "6 objects deleted" in capsys.readouterr().out
-    assert list(asyncio.run(stored(open_store(tmp_path)))) == [f"data/{OTHER}/00000000"]
+    assert list(asyncio.run(read_objects(open_store(tmp_path)))) == [f"data/{OTHER}/00000000"]
 
 
 def test_an_id_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(pack(open_store(tmp_path), numbered(3)))
+    asyncio.run(pack(open_store(tmp_path), numbered_samples(3)))
     assert main(["gc", "--abandoned", JOB, "--delete", str(tmp_path)]) == 2
     assert f"has the id '{JOB}'" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 import stoker
 from stoker import open_store
 from stoker.cli import main
-from support.packing import numbered, pack
+from support.packing import numbered_samples, pack
 
 
 class _Terminal(StringIO):
@@ -28,7 +28,7 @@ def url(tmp_path: Path) -> str:
 
 
 async def _pack(url: str) -> None:
-    await pack(open_store(url), numbered(10))
+    await pack(open_store(url), numbered_samples(10))
 
 
 @pytest.mark.parametrize(

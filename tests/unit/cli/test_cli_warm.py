@@ -21,7 +21,7 @@ from stoker_warm._auth import WarmSecret
 from stoker_warm._commands import warm as warm_command
 from stoker_warm._commands.warm import BenchTarget, run_bench
 from stoker_warm._config import WarmDeployment
-from support.ports import kept_port
+from support.ports import reserved_port
 
 VARIABLE = "STOKER_WARM_SECRET"
 PROXY = "http://127.0.0.1:7412"
@@ -391,7 +391,7 @@ def test_an_unreachable_proxy_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
-    assert cli.main(["warm", action, f"http://127.0.0.1:{kept_port()}"]) == 1
+    assert cli.main(["warm", action, f"http://127.0.0.1:{reserved_port()}"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("stoker: error: ")
     assert told.count("\n") == 1

@@ -115,9 +115,9 @@ def test_what_the_page_says_of_nodes_is_so() -> None:
     words, config = " ".join(PAGE.split()), WarmConfig()
     osls = (ROOT / "serverless.yml").read_text()
     (megabytes,) = re.findall(r"warmMemory: (\d+)", osls)
-    shelf = shard_limit_bytes(DeploymentSettings(memory_bytes=int(megabytes) << 20)) / GB_BYTES
+    shard_gib = shard_limit_bytes(DeploymentSettings(memory_bytes=int(megabytes) << 20)) / GB_BYTES
     assert f"of {int(megabytes):,} MB" in words
-    assert f"{shelf:.1f} GiB of shards a node" in words
+    assert f"{shard_gib:.1f} GiB of shards a node" in words
     assert f"`{config.code}` leaves {config.code.data / config.code.shards:.0%}" in words
     assert "Twelve nodes" in words
     assert config.nodes == 12

@@ -18,7 +18,7 @@ from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve import Request, ServeConfig, Service
 from support.deployments import Place, plenty
 from support.function_rights import RIGHTS, GuardedStore
-from support.materialized import WAYS, phases
+from support.materialized import WAYS, plan_tasks
 
 RAW = 40
 
@@ -51,7 +51,7 @@ def test_raw_objects_are_packed_committed_compacted_and_shuffled_with_the_rights
         assert compacted["objects_before"] > compacted["objects_after"] > 0
         for epoch, way in enumerate(WAYS):
             version = compacted["version"]
-            for phase in phases(way, slices=2, epoch=epoch, url=place.dataset, version=version, keep=0):
+            for phase in plan_tasks(way, slices=2, epoch=epoch, url=place.dataset, version=version, keep=0):
                 for task in phase:
                     assert (await shuffle(task.to_event(), deployed(place, "shuffle"), plenty()))["state"] == "complete"
         assert await place.keys("epochs/")

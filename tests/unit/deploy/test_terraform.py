@@ -248,13 +248,13 @@ def test_the_keys_of_tokens_come_from_secret_manager(resources: dict[str, Blocks
 
 def test_the_environment_of_a_function_is_one_that_it_understands(functions: dict[str, dict[str, Any]]) -> None:
     text = "".join((FOLDER / name).read_text() for name in ("functions.tf", "warm.tf"))
-    assert {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)} <= _known_variables()
+    assert {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)} <= _read_variables()
     for function in functions.values():
         assert 1 <= function["timeout_seconds"] <= 3600
         DeploymentSettings.from_environment({"STOKER_TIMEOUT_SECONDS": str(function["timeout_seconds"])})
 
 
-def _known_variables() -> set[str]:
+def _read_variables() -> set[str]:
     """Return the variables that the settings are read from."""
     read: set[str] = set()
 

@@ -21,7 +21,7 @@ from stoker.errors import (
 )
 from stoker.fanout import Driver, FanoutConfig, Report, Task
 from stoker.testing import run_virtual
-from support.fanout import Behaviour, ScriptedExecutor, answer, numbered
+from support.fanout import Behaviour, ScriptedExecutor, answer, numbered_tasks
 
 RETRY = RetryPolicy(attempts=4, backoff_base_seconds=1.0, backoff_cap_seconds=8.0, seed=1)
 
@@ -39,7 +39,7 @@ def run(
 
     async def carried_out() -> list[Mapping[str, Any]] | StokerError:
         try:
-            return await driver.run(numbered(count))
+            return await driver.run(numbered_tasks(count))
         except StokerError as error:
             return error
 
@@ -326,7 +326,7 @@ def test_progress_counts_tasks_once_and_their_bytes() -> None:
     shown: list[WorkAmount] = []
     executor = ScriptedExecutor(slow_once({4}, 10_000))
     driver = Driver(executor, config(start_concurrency=10), on_progress=shown.append)
-    run_virtual(driver.run(numbered(10, size_bytes=7)))
+    run_virtual(driver.run(numbered_tasks(10, size_bytes=7)))
     assert shown == [WorkAmount(count=done, size_bytes=7 * done) for done in range(1, 11)]
 
 
@@ -335,8 +335,8 @@ def test_one_report_covers_runs_one_after_the_other() -> None:
     driver = Driver(executor, config())
 
     async def twice() -> None:
-        await driver.run(numbered(3))
-        await driver.run(numbered(2))
+        await driver.run(numbered_tasks(3))
+        await driver.run(numbered_tasks(2))
 
     run_virtual(twice())
     assert (driver.report.tasks, driver.report.calls, driver.report.seconds) == (5, 5, 2.0)

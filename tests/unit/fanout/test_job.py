@@ -17,14 +17,14 @@ from stoker._sources import open_source
 from stoker._sources.parts import SourcePart
 from stoker.abc import Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
-from support.packing import fresh_store, numbered, pack
+from support.packing import fresh_store, numbered_samples, pack
 from support.places import put_all
 
 _serial = itertools.count()
 
 
 def raw(count: int = 40, size_bytes: int = 1000) -> str:
-    """The URL of a folder with so many files."""
+    """Return the URL of a folder with a number of files."""
     url = f"memory://fanout-{next(_serial)}/raw"
     put_all(url, {f"{number:04}.bin": bytes([number % 256]) * size_bytes for number in range(count)})
     return url
@@ -113,7 +113,7 @@ def test_the_same_again_is_the_same_job_and_anything_else_another() -> None:
 
 def test_where_there_is_a_data_set_only_append_goes_and_with_its_own_columns() -> None:
     store = fresh_store()
-    asyncio.run(pack(store, numbered(6)))
+    asyncio.run(pack(store, numbered_samples(6)))
     with pytest.raises(DatasetExistsError, match="stoker pack --append"):
         planned(raw(), store)
     with pytest.raises(SchemaError, match="do not have the columns of the data set"):
@@ -148,9 +148,9 @@ def test_an_unfinished_pack_of_something_else_is_mentioned(caplog: pytest.LogCap
 
 
 async def _left_unfinished(store: Store) -> None:
-    from support.packing import interrupted
+    from support.packing import pack_interrupted
 
-    await interrupted(store, numbered(31), source="something else")
+    await pack_interrupted(store, numbered_samples(31), source="something else")
 
 
 @pytest.mark.parametrize(

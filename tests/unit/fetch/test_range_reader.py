@@ -208,7 +208,7 @@ def test_a_late_request_is_hedged_after_two_and_a_half_times_the_expected_time()
 
 
 def late_after_warm_up(bench: Bench, *late_seconds: float) -> None:
-    """Let the next requests wait so much longer for their first byte."""
+    """Delay the first byte of the next requests."""
     begin = bench.requests
     bench.store.late = {begin + position: late for position, late in enumerate(late_seconds)}
 

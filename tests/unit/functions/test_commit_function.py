@@ -24,7 +24,7 @@ from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import open_catalog
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import stored
+from support.packing import read_objects
 
 JOB = "a" * 16
 
@@ -55,10 +55,10 @@ def test_with_nothing_that_waits_nothing_is_written() -> None:
         assert await place.keys() == [record_key(unfinished.run)]
         await packed(place, range(10))
         await commit_all(place)
-        before = await stored(open_store(place.dataset))
+        before = await read_objects(open_store(place.dataset))
         again = await commit_all(place)
         assert (again["version"], again["samples"], again["runs"], again["added_samples"]) == (1, 10, 0, 0)
-        assert await stored(open_store(place.dataset)) == before
+        assert await read_objects(open_store(place.dataset)) == before
 
     asyncio.run(main())
 
@@ -381,12 +381,12 @@ def test_what_waits_for_its_commit_cannot_be_given_up_and_jobs_and_unfinished_ru
         unfinished = place.part(raw[30:])
         await (await place.deployment().catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
         store = open_store(place.dataset)
-        before = await stored(store)
+        before = await read_objects(store)
         for named in ([waits.run], [JOB, waits.run]):
             with pytest.raises(PackError, match=f"the next commit to {place.dataset} adds 1 run .*: {waits.run}"):
                 await collect_garbage(store, delete=True, abandoned=named)
         assert set((await collect_garbage(store, delete=True)).unfinished) == {waits.run, job.run, unfinished.run}
-        assert await stored(store) == before
+        assert await read_objects(store) == before
         report = await collect_garbage(store, delete=True, abandoned=[JOB, unfinished.run])
         assert set(report.unfinished) == {waits.run}
         assert sorted(report.records) == sorted([record_key(job.run), record_key(unfinished.run)])

@@ -31,7 +31,7 @@ from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import contents, stored
+from support.packing import contents, read_objects
 
 TARGET_BYTES = 20_000
 
@@ -110,10 +110,10 @@ def test_where_there_is_nothing_to_gain_nothing_is_written() -> None:
         place = Place()
         for groups in ([5], [60]):
             await trickled(place, groups, first=60 * len(groups))
-            before = await stored(open_store(place.dataset))
+            before = await read_objects(open_store(place.dataset))
             result = await compact(event(place), place.deployment(), plenty())
             assert (result["objects_before"], result["objects_after"], result["state"]) == (0, 0, "complete")
-            assert await stored(open_store(place.dataset)) == before
+            assert await read_objects(open_store(place.dataset)) == before
 
     asyncio.run(main())
 
@@ -122,10 +122,10 @@ def test_where_there_is_no_data_set_yet_there_is_nothing_to_do() -> None:
     async def main() -> None:
         place = Place()
         await open_store(place.dataset).put("notes.txt", b"the bucket is there")
-        before = await stored(open_store(place.dataset))
+        before = await read_objects(open_store(place.dataset))
         result = await compact(event(place), place.deployment(), plenty())
         assert result == {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
-        assert await stored(open_store(place.dataset)) == before
+        assert await read_objects(open_store(place.dataset)) == before
         await trickled(place, [3] * 40)
         assert (await compact(event(place), place.deployment(), plenty()))["objects_before"] == 40
 

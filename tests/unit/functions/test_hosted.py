@@ -55,7 +55,7 @@ def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
     return {**data, **changes}
 
 
-async def told(instance: Deployment, event: dict[str, Any]) -> tuple[str, int]:
+async def post_event(instance: Deployment, event: dict[str, Any]) -> tuple[str, int]:
     """Return what an instance answers to such a notification: what is wrong, if anything, and the status."""
     answer, status = await answer_request(ingest_object, json.dumps(event).encode(), instance)
     return answer.get("errorType", ""), status
@@ -131,7 +131,7 @@ def test_objects_that_are_announced_within_a_second_are_one_run_and_a_bad_one_fa
         events = [announced(info) for info in await place.put(range(9))]
         events[3]["bucket"] = "of-somebody-else"
         events[5]["size"] = "many"
-        ends = await asyncio.gather(*(told(instance, event) for event in events))
+        ends = await asyncio.gather(*(post_event(instance, event) for event in events))
         assert [end for end in enumerate(ends) if end[1] != ("", 200)] == [
             (3, ("EventError", 400)),
             (5, ("EventError", 400)),
@@ -163,7 +163,7 @@ def test_batches_are_packed_one_at_a_time_and_late_ones_fail_in_time() -> None:
         requests = []
         start = asyncio.get_running_loop().time()
         for info in await place.put(range(4)):
-            requests.append(asyncio.ensure_future(told(instance, announced(info))))
+            requests.append(asyncio.ensure_future(post_event(instance, announced(info))))
             await asyncio.sleep(2)
         ends = await asyncio.gather(*requests)
         assert [status for _, status in ends] == [200, 503, 503, 503]
@@ -182,6 +182,6 @@ def test_an_announcement_that_cannot_be_packed_in_time_fails() -> None:
             open_url=lambda url: TardyStore(open_store(place.raw if url.startswith("gs://") else url), 1.5),
         )
         (info,) = await place.put([1])
-        assert await told(instance, announced(info)) == ("DeadlineError", 503)
+        assert await post_event(instance, announced(info)) == ("DeadlineError", 503)
 
     run_virtual(main())

@@ -26,7 +26,7 @@ from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import stored
+from support.packing import read_objects
 
 
 def test_a_part_becomes_super_samples_and_a_finished_record_and_no_manifest() -> None:
@@ -49,7 +49,7 @@ def test_the_same_event_again_writes_nothing() -> None:
         place = Place()
         event = place.part(await place.put(range(20))).to_json()
         first = await pack(event, place.deployment(), plenty())
-        before = await stored(open_store(place.dataset))
+        before = await read_objects(open_store(place.dataset))
         watched: list[WatchedStore] = []
 
         def watch(store: Any) -> Any:
@@ -59,7 +59,7 @@ def test_the_same_event_again_writes_nothing() -> None:
         assert first["requests"] == {place.dataset: {"GET": 1, "PUT": 6}, place.raw: {"GET": 20}}
         again = await pack(event, place.deployment(watch), plenty())
         assert again == {**first, "requests": {place.dataset: {"GET": 1}}}
-        assert await stored(open_store(place.dataset)) == before
+        assert await read_objects(open_store(place.dataset)) == before
         assert not [call for store in watched for call in store.calls if call.startswith("put")]
 
     asyncio.run(main())
@@ -76,7 +76,9 @@ def test_the_same_event_at_the_same_time_gives_the_same_objects_once() -> None:
         assert {(result["state"], result["samples"], result["objects"]) for result in results} == {
             ("complete", 60, results[0]["objects"])
         }
-        assert await stored(open_store(place.dataset), "data/") == await stored(open_store(alone.dataset), "data/")
+        assert await read_objects(open_store(place.dataset), "data/") == await read_objects(
+            open_store(alone.dataset), "data/"
+        )
 
     asyncio.run(main())
 
@@ -97,7 +99,9 @@ def test_it_stops_before_the_deadline_and_the_same_event_goes_on_to_the_same_obj
             assert asyncio.get_running_loop().time() - started < 4
             states.append(result["state"])
         assert len(states) > 1
-        assert await stored(open_store(place.dataset), "data/") == await stored(open_store(whole.dataset), "data/")
+        assert await read_objects(open_store(place.dataset), "data/") == await read_objects(
+            open_store(whole.dataset), "data/"
+        )
 
     run_virtual(main())
 
@@ -137,7 +141,7 @@ def test_after_a_death_at_any_operation_the_same_event_gives_every_sample_once(l
         whole = Place()
         objects = await whole.put(range(40))
         await pack(whole.part(objects).to_json(), whole.deployment(), plenty())
-        expected = await stored(open_store(whole.dataset), "data/")
+        expected = await read_objects(open_store(whole.dataset), "data/")
         for lives in range(40):
             place = Place()
             place.raw = whole.raw
@@ -151,7 +155,7 @@ def test_after_a_death_at_any_operation_the_same_event_gives_every_sample_once(l
             with suppress(StoreError):
                 await pack(event, place.deployment(dying), plenty())
             assert (await pack(event, place.deployment(), plenty()))["state"] == "complete"
-            assert await stored(open_store(place.dataset), "data/") == expected
+            assert await read_objects(open_store(place.dataset), "data/") == expected
 
     run_virtual(main())
 

@@ -19,8 +19,8 @@ from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty
-from support.identities import anonymous_record
-from support.packing import stored
+from support.identities import remove_record_identities
+from support.packing import read_objects
 from support.redis_server import PASSWORD, RedisServer
 
 
@@ -91,7 +91,9 @@ def test_a_server_that_loses_everything_loses_nothing(server: RedisServer) -> No
         after = {record.run: record for record in await opened.catalog(place.dataset).records()}
         assert after.keys() == before.keys()
         for run, record in after.items():
-            assert record.to_bytes() == anonymous_record(before[run]).to_bytes()  # no head has the hash of the whole
+            assert (
+                record.to_bytes() == remove_record_identities(before[run]).to_bytes()
+            )  # no head has the hash of the whole
         await commit({"dataset": place.dataset}, opened, plenty())
         assert sorted(await place.numbers()) == list(range(40))
 
@@ -160,12 +162,12 @@ def test_a_wrong_password_and_a_server_that_is_not_there_are_typed_errors_withou
 
     with_deployment(server, wrong, catalog_password="not-this")
 
-    async def gone(place: Place, opened: Deployment) -> None:
+    async def check_lost_server(place: Place, opened: Deployment) -> None:
         server.kill()
         with pytest.raises(ConnectionLostError, match=r"127\.0\.0\.1"):
             await opened.catalog(place.dataset).records()
 
-    with_deployment(server, gone)
+    with_deployment(server, check_lost_server)
 
 
 def test_what_redis_has_of_a_run_and_cannot_be_read_is_restored_from_the_bucket(server: RedisServer) -> None:
@@ -180,7 +182,7 @@ def test_what_redis_has_of_a_run_and_cannot_be_read_is_restored_from_the_bucket(
             again = await opened.catalog(place.dataset).journal(before.run)
             assert again.recorded is not None
             (after, other) = await opened.catalog(place.dataset).records()
-            assert (after.to_bytes(), other.state) == (anonymous_record(before).to_bytes(), "complete")
+            assert (after.to_bytes(), other.state) == (remove_record_identities(before).to_bytes(), "complete")
         await client.aclose()
 
     with_deployment(server, main)
@@ -244,11 +246,11 @@ def test_what_is_complete_only_in_memory_cannot_be_given_up(server: RedisServer)
         record = await packed(place, opened, range(20))
         unfinished = place.part(await place.put(range(20, 40)))
         await (await opened.catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
-        before = await stored(store)
+        before = await read_objects(store)
         assert set((await collect_garbage(store, delete=True)).unfinished) == {record.run, unfinished.run}
         with pytest.raises(PackError, match=f"adds 1 run .*: {record.run}"):
             await collect_garbage(store, delete=True, abandoned=[record.run, unfinished.run])
-        assert await stored(store) == before
+        assert await read_objects(store) == before
         await collect_garbage(store, delete=True, abandoned=[unfinished.run])
         assert (await commit({"dataset": place.dataset}, opened, plenty()))["samples"] == 20
         assert await place.numbers() == list(range(20))

@@ -15,8 +15,8 @@ from stoker_functions._deployment import Deployment, DeploymentSettings, Invocat
 from stoker_functions._shuffle_job.work import ShuffleTask, shuffle
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
-from support.materialized import WAYS, phases
-from support.packing import stored
+from support.materialized import WAYS, plan_tasks
+from support.packing import read_objects
 from support.stores import run_check
 
 SAMPLES = 60
@@ -26,7 +26,7 @@ MEMORY_BYTES = 512 << 20
 def invoked(
     url: str, event: Any, *, seconds: float = 60.0, stop_seconds: float = 50.0, **settings: Any
 ) -> dict[str, Any]:
-    """Return what an instance of its own makes of an event that is to stop, and is killed, after so long."""
+    """Return the result of a new instance for an event, with a stop and a kill after the given times."""
 
     async def invoke() -> dict[str, Any]:
         allowed = {"datasets": {"train": url}, "memory_bytes": MEMORY_BYTES, **settings}
@@ -41,7 +41,7 @@ def invoked(
 
 
 def events(url: str, **settings: Any) -> list[dict[str, Any]]:
-    return [task.to_event() for phase in phases(url=url, **settings) for task in phase]
+    return [task.to_event() for phase in plan_tasks(url=url, **settings) for task in phase]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -100,7 +100,7 @@ def test_an_event_that_can_never_succeed_is_an_error_that_will_not_be_tried_agai
         invoked(url, events(url)[0] | changes)
 
     async def look(store: Store) -> None:
-        assert await stored(store, "epochs/") == {}
+        assert await read_objects(store, "epochs/") == {}
 
     run_check(open_store(url), look)
 
@@ -137,7 +137,7 @@ def test_nothing_is_written_outside_the_epochs(tmp_path: Path) -> None:
     found: list[dict[str, bytes]] = []
 
     async def look(store: Store) -> None:
-        found.append({key: data for key, data in (await stored(store)).items() if not key.startswith("epochs/")})
+        found.append({key: data for key, data in (await read_objects(store)).items() if not key.startswith("epochs/")})
 
     run_check(open_store(url), look)
     for event in events(url, way="scattered", slices=2, keep=0):

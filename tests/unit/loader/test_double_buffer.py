@@ -1,4 +1,4 @@
-"""One value is made ahead of whoever is busy, and none ahead of whoever is not; in order, whichever thread makes it."""
+"""One value is prepared ahead of a busy consumer, and none ahead of an idle one; in order, in any thread."""
 
 from __future__ import annotations
 

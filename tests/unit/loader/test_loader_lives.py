@@ -1,4 +1,4 @@
-"""Whoever closes a loader ends all that works for it, whatever was under way; nothing of it starts again."""
+"""Closing a loader ends all of its work, whatever is in progress; nothing of it starts again."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from stoker.abc import Store
 from stoker.errors import ConfigError, FetchError, MemoryBudgetError, SampleError, StateError
 from stoker_torch import Budget, Loader, RaggedColumn, StreamDataset
 from support.datasets import SCHEMA, numbers, pack_numbers
-from support.materialized import layout_of, materialize, phases
-from support.packing import stored
+from support.materialized import layout_of, materialize, plan_tasks
+from support.packing import read_objects
 from support.stores import run_check
 
 SAMPLES = 103
@@ -80,8 +80,8 @@ def delete_data(url: str, epoch: int, *, lanes: int = 1, keep: Callable[[str], b
     deleted = []
 
     async def delete(store: Store) -> None:
-        layout = await layout_of(store, phases(epoch=epoch, lanes=lanes)[0][0])
-        for key in sorted(await stored(store, f"{layout.folder}data/")):
+        layout = await layout_of(store, plan_tasks(epoch=epoch, lanes=lanes)[0][0])
+        for key in sorted(await read_objects(store, f"{layout.folder}data/")):
             if not keep(key):
                 await store.delete(key)
                 deleted.append(key)
@@ -376,8 +376,8 @@ def test_objects_that_are_spoilt_or_replaced_are_done_without(caplog: pytest.Log
 
     async def spoil(store: Store) -> None:
         for epoch in (0, 1):
-            layout = await layout_of(store, phases(epoch=epoch)[0][0])
-            for key, data in (await stored(store, f"{layout.folder}data/")).items():
+            layout = await layout_of(store, plan_tasks(epoch=epoch)[0][0])
+            for key, data in (await read_objects(store, f"{layout.folder}data/")).items():
                 changed = data[:-1] + bytes([data[-1] ^ 1]) if epoch else b"x" * len(data)
                 await store.put(key, changed)
 
@@ -391,7 +391,7 @@ def test_a_data_set_that_is_spoilt_itself_is_an_error() -> None:
     url = fresh(0)
 
     async def spoil(store: Store) -> None:
-        for key, data in [(key, data) for key, data in (await stored(store)).items() if "data/" in key]:
+        for key, data in [(key, data) for key, data in (await read_objects(store)).items() if "data/" in key]:
             await store.put(key, b"x" * len(data))
 
     run_check(open_store(url), spoil)

@@ -17,16 +17,16 @@ from stoker.abc import Store
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
 from stoker.testing import WatchedStore
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
-from support.packing import fresh_store, labels, numbered, pack, stored
+from support.packing import fresh_store, labels, numbered_samples, pack, read_objects
 
 
 def test_nothing_of_a_finished_data_set_is_garbage() -> None:
     async def main() -> None:
         store = await data_set()
-        before = await stored(store)
+        before = await read_objects(store)
         report = await collect_garbage(store, delete=True)
         assert (report.objects, report.records, report.versions, report.unfinished) == ((), (), (), {})
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -40,11 +40,11 @@ def test_orphans_are_listed_first_and_deleted_on_request() -> None:
         listed = await collect_garbage(store)
         assert [info.key for info in listed.objects] == [object_key("e" * 16, n) for n in range(3)]
         assert (listed.size_bytes, listed.is_deleted) == (300, False)
-        assert len(await stored(store, "data/e")) == 3
+        assert len(await read_objects(store, "data/e")) == 3
         deleted = await collect_garbage(store, delete=True)
         assert (deleted.objects, deleted.is_deleted) == (listed.objects, True)
-        assert not await stored(store, "data/e")
-        assert "data/notes.txt" in await stored(store)
+        assert not await read_objects(store, "data/e")
+        assert "data/notes.txt" in await read_objects(store)
         assert await verify(store, await versions.read_manifest(store)) == []
 
     asyncio.run(main())
@@ -55,14 +55,14 @@ def test_an_unfinished_pack_is_protected_until_it_is_given_up_by_its_name(leave:
     async def main() -> None:
         store = await data_set()
         run_id = await leave(store, "unfinished")
-        before = await stored(store)
+        before = await read_objects(store)
         report = await collect_garbage(store, delete=True)
         assert set(report.unfinished) == {run_id}
-        assert report.unfinished[run_id].objects == len(await stored(store, f"data/{run_id}/")) > 0
-        assert await stored(store) == before
+        assert report.unfinished[run_id].objects == len(await read_objects(store, f"data/{run_id}/")) > 0
+        assert await read_objects(store) == before
         report = await collect_garbage(store, delete=True, abandoned=[run_id])
         assert report.records == (record_key(run_id),)
-        assert not await stored(store, f"data/{run_id}/")
+        assert not await read_objects(store, f"data/{run_id}/")
         assert await labels(store) == list(range(45))
         assert await verify(store, await versions.read_manifest(store)) == []
 
@@ -76,9 +76,9 @@ def test_the_run_of_a_damaged_record_is_protected_too() -> None:
         await store.put(record_key(run_id), b"damaged")
         report = await collect_garbage(store, delete=True)
         assert report.unfinished == {run_id: UnfinishedRun(run=run_id, objects=10, record=None)}
-        assert len(await stored(store, f"data/{run_id}/")) == 10
+        assert len(await read_objects(store, f"data/{run_id}/")) == 10
         await collect_garbage(store, delete=True, abandoned=[run_id])
-        assert not await stored(store, f"data/{run_id}/")
+        assert not await read_objects(store, f"data/{run_id}/")
 
     asyncio.run(main())
 
@@ -95,7 +95,7 @@ def test_old_versions_are_deleted_on_request_with_their_own_objects() -> None:
         assert [info.key for info in report.objects] == [manifest.key(4)]
         assert await versions.list_versions(store) == [3]
         assert await verify(store, await versions.read_manifest(store)) == []
-        await pack(store, numbered(3, 45), mode="append", source="later")
+        await pack(store, numbered_samples(3, 45), mode="append", source="later")
         assert (await versions.read_manifest(store)).version == 4
         with pytest.raises(ConfigError, match="at least 1"):
             await collect_garbage(store, keep_versions=0)
@@ -106,11 +106,11 @@ def test_old_versions_are_deleted_on_request_with_their_own_objects() -> None:
 def test_a_pointer_that_stayed_behind_is_moved_before_versions_are_deleted() -> None:
     async def main() -> None:
         store = await data_set()
-        await pack(store, numbered(3, 45), mode="append", source="third")
+        await pack(store, numbered_samples(3, 45), mode="append", source="third")
         await store.put(POINTER_KEY, (await store.get(version_key(1)))[0])
         await collect_garbage(store, keep_versions=1, delete=True)
         assert (await versions.read_manifest(store)).version == 3
-        await pack(store, numbered(3, 48), mode="append", source="fourth")
+        await pack(store, numbered_samples(3, 48), mode="append", source="fourth")
         assert await labels(store) == list(range(51))
 
     asyncio.run(main())
@@ -122,14 +122,14 @@ def test_nothing_is_deleted_where_a_manifest_was_lost() -> None:
         first = [run.run for run in (await versions.read_manifest(store, 1)).runs]
         for key in (version_key(2), POINTER_KEY):
             await store.delete(key)
-        before = await stored(store)
+        before = await read_objects(store)
         (second,) = [
             run for run in {key.split("/")[1] for key in before if key.startswith("data/")} if run not in first
         ]
         for abandoned in ([], [second]):
             with pytest.raises(PackError, match="rebuild-manifest"):
                 await collect_garbage(store, delete=True, abandoned=abandoned)
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -142,12 +142,12 @@ def test_without_a_data_set_only_what_is_given_up_is_garbage() -> None:
         run_id = await leave_unfinished(store, "only", mode="create")
         orphan = "e" * 16
         await store.put(object_key(orphan, 0), b"of a pack whose record is lost")
-        before = await stored(store)
+        before = await read_objects(store)
         report = await collect_garbage(store, delete=True)
         assert (report.objects, report.records, set(report.unfinished)) == ((), (), {run_id})
-        assert await stored(store) == before
+        assert await read_objects(store) == before
         await collect_garbage(store, delete=True, abandoned=[orphan, run_id])
-        assert await stored(store) == {}
+        assert await read_objects(store) == {}
 
     asyncio.run(main())
 
@@ -156,11 +156,11 @@ def test_without_a_data_set_only_what_is_given_up_is_garbage() -> None:
 def test_only_what_is_unfinished_can_be_given_up(what: str) -> None:
     async def main() -> None:
         store = await data_set()
-        before = await stored(store)
+        before = await read_objects(store)
         run_id = (await versions.read_manifest(store)).runs[0].run if what != "nothing" else "no run"
         with pytest.raises(ConfigError, match=f"has the id '{run_id}'; list them with: stoker gc memory"):
             await collect_garbage(store, delete=True, abandoned=[run_id])
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -169,10 +169,10 @@ def test_a_version_that_cannot_be_read_stops_the_collection() -> None:
     async def main() -> None:
         store = await data_set()
         await store.put(version_key(1), flipped((await store.get(version_key(1)))[0]))
-        before = await stored(store)
+        before = await read_objects(store)
         with pytest.raises(ChecksumError, match="damaged"):
             await collect_garbage(store, delete=True)
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -187,7 +187,7 @@ def test_a_packer_that_starts_while_garbage_is_collected_loses_nothing() -> None
 
         async def before(self, number: int, operation: str, key: str) -> None:
             if number == self.at:
-                await pack(self.store, numbered(6, 100), source="meanwhile", mode="append")
+                await pack(self.store, numbered_samples(6, 100), source="meanwhile", mode="append")
 
     async def main() -> None:
         rehearsal = WatchedStore(await data_set())

@@ -19,9 +19,9 @@ from stoker._maintenance.inspection import BadObject, verify
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from stoker.testing import WatchedStore
-from support.identities import anonymous, identity
+from support.identities import identity, remove_identities
 from support.leftovers import data_set, flipped
-from support.packing import SCHEMA, fresh_store, numbered, pack
+from support.packing import SCHEMA, fresh_store, numbered_samples, pack
 from support.supersamples import built
 
 
@@ -120,7 +120,7 @@ def test_a_super_sample_that_belongs_elsewhere_is_bad(
 def test_only_a_deep_verify_sees_a_value_whose_own_checksum_is_wrong() -> None:
     async def main() -> None:
         store = fresh_store()
-        manifest = await pack(store, numbered(3))
+        manifest = await pack(store, numbered_samples(3))
         data, _ = await store.get(manifest.key(0))
         head = SuperSample(data).head
         forged = bytearray(data)
@@ -143,11 +143,11 @@ def test_only_a_deep_verify_sees_a_value_whose_own_checksum_is_wrong() -> None:
 def test_bytes_with_the_checksum_of_others_are_bad_where_the_manifest_has_their_hash() -> None:
     async def main() -> None:
         store = fresh_store()
-        manifest = await pack(store, numbered(3))
+        manifest = await pack(store, numbered_samples(3))
         forged = replace(manifest, rows=replace(manifest.rows, sha256_128=np.full((1, 16), 7, np.uint8)))
         (bad,) = await verify(store, forged)
         assert bad.problem == f"{manifest.key(0)} has the right CRC-32C, but another SHA-256: it was changed on purpose"
-        assert await verify(store, anonymous(forged)) == []
+        assert await verify(store, remove_identities(forged)) == []
 
     asyncio.run(main())
 

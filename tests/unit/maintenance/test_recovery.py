@@ -21,18 +21,18 @@ from stoker.abc import Store
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
 from stoker.testing import WatchedStore
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
-from support.packing import SCHEMA, fresh_store, labels, numbered, pack, stored
+from support.packing import SCHEMA, fresh_store, labels, numbered_samples, pack, read_objects
 from support.supersamples import built
 
 
 def test_rebuilding_a_whole_data_set_changes_nothing() -> None:
     async def main() -> None:
         store = await data_set()
-        before = await stored(store)
+        before = await read_objects(store)
         report = await rebuild_manifest(store)
         assert not report.is_new
         assert (report.manifest.version, report.lost, report.orphans) == (2, (), ())
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -61,7 +61,7 @@ def test_a_lost_or_damaged_manifest_is_rebuilt_as_it_was(lost: list[str], damage
         assert (after.runs, after.dataset, after.schema) == (before.runs, before.dataset, before.schema)
         assert await labels(store) == list(range(45))
         assert await verify(store, after) == []
-        await pack(store, numbered(3, 45), mode="append", source="later")
+        await pack(store, numbered_samples(3, 45), mode="append", source="later")
         assert await labels(store) == list(range(48))
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_the_number_of_a_lost_version_is_not_given_again() -> None:
 def test_the_pointer_alone_is_enough_to_restore_its_version(records_too: bool) -> None:
     async def main() -> None:
         store = await data_set()
-        before = await stored(store)
+        before = await read_objects(store)
         for key in before:
             if key.startswith("manifests/") or (records_too and key.startswith("packs/")):
                 await store.delete(key)
@@ -120,9 +120,9 @@ def test_a_pack_that_had_come_to_its_end_is_taken_in_and_resuming_it_adds_nothin
         report = await rebuild_manifest(store)
         assert report.is_new
         assert await labels(store) == [*range(45), *range(100, 120)]
-        await pack(store, numbered(20, 100), source="late", mode="append")
+        await pack(store, numbered_samples(20, 100), source="late", mode="append")
         assert len(await labels(store)) == 65
-        await pack(store, numbered(20, 100), source="late", mode="append")
+        await pack(store, numbered_samples(20, 100), source="late", mode="append")
         assert len(await labels(store)) == 85
 
     asyncio.run(main())
@@ -135,7 +135,7 @@ def test_a_first_pack_that_had_come_to_its_end_makes_the_data_set() -> None:
         await rebuild_manifest(store)
         assert await labels(store) == list(range(100, 120))
         with pytest.raises(DatasetExistsError):
-            await pack(store, numbered(5), source="other")
+            await pack(store, numbered_samples(5), source="other")
 
     asyncio.run(main())
 
@@ -144,7 +144,7 @@ def test_a_create_that_was_refused_is_not_taken_in() -> None:
     async def main() -> None:
         store = fresh_store()
         refused = await leave_unfinished(store, "refused", mode="create")
-        await pack(store, numbered(6), source="winner")
+        await pack(store, numbered_samples(6), source="winner")
         for keys in ([], [POINTER_KEY, version_key(1)]):
             for key in keys:
                 await store.delete(key)
@@ -177,7 +177,7 @@ def test_orphans_are_listed_and_adopted_only_on_request() -> None:
         assert report.adopted == tuple(object_key(half, i) for i in range(10))
         assert await labels(store) == [*range(45), *range(200, 230)]
         with pytest.raises(PackError, match="adopted"):
-            await pack(store, numbered(40, 200), source="half", mode="append")
+            await pack(store, numbered_samples(40, 200), source="half", mode="append")
 
     asyncio.run(main())
 
@@ -226,7 +226,7 @@ def test_super_samples_alone_can_be_adopted_without_any_record() -> None:
 
 
 async def leave_data_only(store: Store) -> None:
-    for key in await stored(store):
+    for key in await read_objects(store):
         if not key.startswith("data/"):
             await store.delete(key)
 
@@ -244,7 +244,7 @@ async def leave_data_only(store: Store) -> None:
 def test_missing_super_samples_of_adopted_runs_are_reported(lost: list[int], gaps: list[str]) -> None:
     async def main() -> None:
         store = fresh_store()
-        manifest = await pack(store, numbered(30))
+        manifest = await pack(store, numbered_samples(30))
         await leave_data_only(store)
         for row in lost:
             await store.delete(manifest.key(row))
@@ -272,7 +272,7 @@ def test_a_run_that_was_never_finished_has_no_end_to_lose() -> None:
 def test_an_impossibly_large_number_is_one_gap() -> None:
     async def main() -> None:
         store = fresh_store()
-        manifest = await pack(store, numbered(30))
+        manifest = await pack(store, numbered_samples(30))
         await leave_data_only(store)
         await store.put(object_key(manifest.runs[0].run, 9_999_999_999), b"of somebody else")
         report = await rebuild_manifest(store, adopt=True)
@@ -317,7 +317,7 @@ def test_an_unrecorded_compaction_is_reported_on_adoption() -> None:
 def test_what_is_damaged_behind_its_head_is_left_out_when_all_of_it_is_read(records_too: bool) -> None:
     async def main() -> None:
         store = fresh_store()
-        manifest = await pack(store, numbered(30))
+        manifest = await pack(store, numbered_samples(30))
         damaged = manifest.key(6)
         await store.put(damaged, flipped((await store.get(damaged))[0]))
         if records_too:
@@ -345,13 +345,13 @@ def test_a_version_that_none_can_follow_is_not_followed(where: str) -> None:
         if where == "a version":
             await store.put(version_key(999_999_999), b"of somebody else")
         else:
-            ((key, data), *_) = (await stored(store, "packs/")).items()
+            ((key, data), *_) = (await read_objects(store, "packs/")).items()
             await store.put(key, replace(PackRecord.from_bytes(data), version=999_999_999).to_bytes())
         await leave_unfinished(store, "late")
-        before = await stored(store)
+        before = await read_objects(store)
         with pytest.raises(PackError, match="version 999999999, the highest possible number"):
             await rebuild_manifest(store)
-        assert await stored(store) == before
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -360,7 +360,7 @@ def test_a_rebuild_overtaken_by_another_writer_fails() -> None:
     class Overtaken(WatchedStore):
         async def before(self, number: int, operation: str, key: str) -> None:
             if operation == "put" and key == version_key(3):
-                await pack(self.store, numbered(3, 60), source="winner", mode="append")
+                await pack(self.store, numbered_samples(3, 60), source="winner", mode="append")
 
     async def main() -> None:
         store = await data_set()

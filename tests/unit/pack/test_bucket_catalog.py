@@ -56,7 +56,7 @@ async def written(store: Store, records: Iterable[PackRecord]) -> None:
         await store.put(record_key(record.run), record.to_bytes())
 
 
-def said(records: Iterable[PackRecord]) -> list[bytes]:
+def contents_of(records: Iterable[PackRecord]) -> list[bytes]:
     """Return all that records say, but for what the manifest has of those that are committed."""
     return [(replace(each, prefix=None) if each.is_committed else each).to_bytes() for each in records]
 
@@ -74,14 +74,14 @@ def test_an_instance_that_starts_reads_what_is_new_and_one_object_of_the_history
         store = WatchedStore(fresh_store())
         await written(store.store, history)
         first = BucketCatalog(store)
-        assert said(await first.records()) == said(history)
+        assert contents_of(await first.records()) == contents_of(history)
         assert counts(store) == {"get": 1201, "list": 1, "put": 1}
         await first.records()
         assert counts(store) == {"list": 1}
         waiting = [complete(number) for number in range(1200, 1210)]
         await written(store.store, waiting)
         second = BucketCatalog(store)
-        assert said(await second.records()) == said([*history, *waiting])
+        assert contents_of(await second.records()) == contents_of([*history, *waiting])
         assert counts(store) == {"get": 1 + 10, "list": 1}
         await second.save(replace(each, state="committed", version=2) for each in waiting)
         assert counts(store) == {"put": 10}
@@ -115,7 +115,7 @@ def test_records_that_changed_or_went_since_the_digest_are_those_that_are_there(
         history[9] = replace(history[9], version=3)
         await written(store, [history[9]])
         del history[7]
-        assert said(await BucketCatalog(store).records()) == said(history)
+        assert contents_of(await BucketCatalog(store).records()) == contents_of(history)
 
     asyncio.run(main())
 
@@ -130,7 +130,7 @@ def test_a_damaged_digest_costs_requests_and_nothing_else(damage: str) -> None:
         data, _ = await store.get(DIGEST_KEY)
         await store.put(DIGEST_KEY, {"no digest": b"?", "a bit": data[:-1] + b"!", "nothing": b""}[damage])
         for _ in range(2):
-            assert said(await BucketCatalog(store).records()) == said(history)
+            assert contents_of(await BucketCatalog(store).records()) == contents_of(history)
         assert (await store.get(DIGEST_KEY))[0] == data
 
     asyncio.run(main())
@@ -148,7 +148,7 @@ def test_an_unwritable_digest_is_logged_and_the_records_are_still_read(
         store = fresh_store()
         history = [committed(number) for number in range(300)]
         await written(store, history)
-        assert said(await BucketCatalog(Refusing(store)).records()) == said(history)
+        assert contents_of(await BucketCatalog(Refusing(store)).records()) == contents_of(history)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())

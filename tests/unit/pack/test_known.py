@@ -65,7 +65,7 @@ def test_a_record_is_remembered_for_its_time_and_one_without_names_by_its_own() 
 @pytest.mark.parametrize("count", [200_000])
 def test_a_name_takes_as_many_bytes_as_it_has(count: int) -> None:
     names = np.random.default_rng(1).integers(0, 256, (count, SOURCE_HASH_BYTES), np.uint8)
-    assert memory_of(lambda: DedupIndex(names)).kept_bytes < 17 * count
+    assert memory_of(lambda: DedupIndex(names)).held_bytes < 17 * count
     known = DedupIndex(names)
     assert known.contains(names[::1000]).all()
     assert not known.contains(names[:1, ::-1]).any()

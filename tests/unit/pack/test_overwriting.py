@@ -22,7 +22,7 @@ from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError
 from stoker_torch import Loader
-from support.packing import breaking, config, contents, fresh_store, labels, numbered, pack
+from support.packing import config, contents, failing_after, fresh_store, labels, numbered_samples, pack
 
 OTHER = Schema({"number": Array("int64")})
 
@@ -32,7 +32,7 @@ def run(check: Callable[[Store], Awaitable[None]]) -> None:
 
 
 async def overwrite(store: Store, count: int, start: int = 0) -> None:
-    await pack(store, numbered(count, start), mode="overwrite", source=None)
+    await pack(store, numbered_samples(count, start), mode="overwrite", source=None)
 
 
 def test_a_cell_that_is_run_twice_makes_the_same_data_set(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_a_cell_that_is_run_twice_makes_the_same_data_set(tmp_path: Path) -> Non
 
 def test_the_new_version_has_the_new_samples_alone_and_the_old_one_stays() -> None:
     async def check(store: Store) -> None:
-        first = await pack(store, numbered(20))
-        await pack(store, numbered(5, 20), mode="append")
+        first = await pack(store, numbered_samples(20))
+        await pack(store, numbered_samples(5, 20), mode="append")
         await overwrite(store, 7, 100)
         assert await labels(store) == list(range(100, 107))
         newest = await versions.read_manifest(store)
@@ -56,7 +56,7 @@ def test_the_new_version_has_the_new_samples_alone_and_the_old_one_stays() -> No
             range(25)
         )
         assert await verify(store, newest, deep=True) == []
-        await pack(store, numbered(2, 107), mode="append")
+        await pack(store, numbered_samples(2, 107), mode="append")
         assert await labels(store) == list(range(100, 109))
 
     run(check)
@@ -64,7 +64,7 @@ def test_the_new_version_has_the_new_samples_alone_and_the_old_one_stays() -> No
 
 def test_the_columns_may_be_others() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         await pack(store, [{"number": 1}], mode="overwrite", schema=OTHER)
         assert await contents(store) == [{"number": 1}]
 
@@ -73,10 +73,10 @@ def test_the_columns_may_be_others() -> None:
 
 def test_a_pack_that_fails_leaves_what_is_there_and_the_next_one_does_not_resume_it() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         for start in (100, 200):
             with pytest.raises(ZeroDivisionError):
-                await pack(store, breaking(numbered(10, start)), mode="overwrite", source=None)
+                await pack(store, failing_after(numbered_samples(10, start)), mode="overwrite", source=None)
             assert await labels(store) == list(range(20))
         with pytest.raises(PackError, match="nothing was packed"):
             await overwrite(store, 0)
@@ -89,17 +89,17 @@ def test_a_pack_that_fails_leaves_what_is_there_and_the_next_one_does_not_resume
 
 def test_a_named_source_is_resumed() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         with pytest.raises(ZeroDivisionError):
-            await pack(store, breaking(numbered(30, 100)), mode="overwrite")
+            await pack(store, failing_after(numbered_samples(30, 100)), mode="overwrite")
         async with AsyncPacker(store, config(mode="overwrite")) as packer:
             durable = packer.durable_samples
             assert durable
             packer.skip(durable)
-            for sample in numbered(30 - durable, 100 + durable):
+            for sample in numbered_samples(30 - durable, 100 + durable):
                 await packer.write(sample)
         assert await labels(store) == list(range(100, 130))
-        await pack(store, numbered(30, 100), mode="overwrite")
+        await pack(store, numbered_samples(30, 100), mode="overwrite")
         assert (await versions.read_manifest(store)).version == 3
 
     run(check)
@@ -107,11 +107,11 @@ def test_a_named_source_is_resumed() -> None:
 
 def test_of_two_at_once_the_later_commit_is_what_stays() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         async with AsyncPacker(store, config(mode="overwrite", source=None)) as outer:
-            await outer.write(numbered(1, 50)[0])
+            await outer.write(numbered_samples(1, 50)[0])
             await overwrite(store, 3)
-            await pack(store, numbered(2, 3), mode="append")
+            await pack(store, numbered_samples(2, 3), mode="append")
         assert await labels(store) == [50]
         assert (await versions.read_manifest(store)).version == 4
 
@@ -120,15 +120,15 @@ def test_of_two_at_once_the_later_commit_is_what_stays() -> None:
 
 def test_concurrent_appends_are_added_or_fail_for_other_columns() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         async with AsyncPacker(store, config(mode="append", source=None)) as appending:
-            await appending.write(numbered(1, 50)[0])
+            await appending.write(numbered_samples(1, 50)[0])
             await overwrite(store, 2)
         assert await labels(store) == [0, 1, 50]
 
         async def append_meanwhile() -> None:
             async with AsyncPacker(store, config(mode="append", source=None)) as appending:
-                await appending.write(numbered(1, 51)[0])
+                await appending.write(numbered_samples(1, 51)[0])
                 await pack(store, [{"number": 1}], mode="overwrite", schema=OTHER)
 
         with pytest.raises(PackError, match="overwritten with other columns"):
@@ -140,7 +140,7 @@ def test_concurrent_appends_are_added_or_fail_for_other_columns() -> None:
 
 def test_garbage_of_the_earlier_version_is_found(caplog: pytest.LogCaptureFixture) -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         with caplog.at_level(logging.WARNING, logger="stoker"):
             await overwrite(store, 5)
         assert f"stoker gc --keep-versions 1 --delete {store.url}" in caplog.text
@@ -156,11 +156,11 @@ def test_garbage_of_the_earlier_version_is_found(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("other", [False, True])
 def test_a_rebuilt_manifest_has_nothing_that_was_overwritten(lost: tuple[int, ...], *, other: bool) -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         schema = {"schema": OTHER} if other else {}
 
         def samples(count: int, start: int = 0) -> list[dict[str, object]]:
-            return [{"number": n} for n in range(start, start + count)] if other else numbered(count, start)
+            return [{"number": n} for n in range(start, start + count)] if other else numbered_samples(count, start)
 
         await pack(store, samples(4), mode="overwrite", source=None, **schema)
         await pack(store, samples(2, 4), mode="append", source=None, **schema)
@@ -176,7 +176,7 @@ def test_a_rebuilt_manifest_has_nothing_that_was_overwritten(lost: tuple[int, ..
 
 def test_what_was_overwritten_is_not_adopted() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         await overwrite(store, 4, 100)
         await store.delete(version_key(1))
         report = await rebuild_manifest(store, adopt=True)
@@ -188,7 +188,7 @@ def test_what_was_overwritten_is_not_adopted() -> None:
 
 def test_a_data_set_that_lost_its_manifest_is_not_overwritten() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         await store.delete(POINTER_KEY)
         await store.delete(version_key(1))
         with pytest.raises(DatasetExistsError, match="rebuild-manifest"):
@@ -199,7 +199,7 @@ def test_a_data_set_that_lost_its_manifest_is_not_overwritten() -> None:
 
 def test_an_overwritten_data_set_is_compacted() -> None:
     async def check(store: Store) -> None:
-        await pack(store, numbered(20))
+        await pack(store, numbered_samples(20))
         await overwrite(store, 12, 100)
         done = await compact(RetryingStore(store), BucketCatalog(store), now_seconds=1.0)
         assert done.objects_before == 4

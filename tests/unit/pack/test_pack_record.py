@@ -15,14 +15,14 @@ from stoker._pack.run import SuperSampleWriter
 from stoker.errors import ChecksumError, StokerError
 from stoker.testing import WatchedStore
 from support.memory import ROUNDS, Memory
-from support.packing import fresh_store, interrupted, numbered, pack, puts, stored
+from support.packing import fresh_store, numbered_samples, pack, pack_interrupted, puts, read_objects
 
 
 def _record() -> PackRecord:
     async def main() -> bytes:
         store = fresh_store()
-        await interrupted(store, numbered(50))
-        (data,) = (await stored(store, "packs/")).values()
+        await pack_interrupted(store, numbered_samples(50))
+        (data,) = (await read_objects(store, "packs/")).values()
         return data
 
     return PackRecord.from_bytes(asyncio.run(main()))
@@ -91,5 +91,5 @@ def test_records_of_one_data_set_do_not_keep_its_schema_each() -> None:
     for _ in range(ROUNDS):
         with memory.round():
             records = [PackRecord.from_bytes(bytes(data)) for _ in range(20)]
-    assert memory.kept_bytes < 20 * 8000
+    assert memory.held_bytes < 20 * 8000
     assert all(record.to_bytes() == data for record in records)

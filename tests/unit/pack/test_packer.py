@@ -28,15 +28,15 @@ from stoker.testing import WatchedStore
 from support.packing import (
     SCHEMA,
     SlowStore,
-    breaking,
     config,
     contents,
+    failing_after,
     fresh_store,
     labels,
-    numbered,
+    numbered_samples,
     pack,
     puts,
-    stored,
+    read_objects,
 )
 from support.supersamples import EVERY_KIND, samples_of
 
@@ -83,8 +83,8 @@ def test_the_same_samples_give_the_same_objects_whatever_the_concurrency() -> No
         found = []
         for concurrency in (1, 2, 16):
             store = fresh_store()
-            await pack(store, numbered(50), concurrency=concurrency)
-            found.append(await stored(store, "data/"))
+            await pack(store, numbered_samples(50), concurrency=concurrency)
+            found.append(await read_objects(store, "data/"))
         assert found[0] == found[1] == found[2]
         assert len(found[0]) == 17
 
@@ -101,9 +101,9 @@ def test_the_same_samples_give_the_same_objects_whatever_the_concurrency() -> No
 )
 def test_anything_else_that_is_packed_has_another_run(changes: dict[str, Any]) -> None:
     async def main() -> None:
-        first = await pack(fresh_store(), numbered(5))
-        assert (await pack(fresh_store(), numbered(5))).runs == first.runs
-        assert (await pack(fresh_store(), numbered(5), **changes)).runs[0].run != first.runs[0].run
+        first = await pack(fresh_store(), numbered_samples(5))
+        assert (await pack(fresh_store(), numbered_samples(5))).runs == first.runs
+        assert (await pack(fresh_store(), numbered_samples(5), **changes)).runs[0].run != first.runs[0].run
 
     asyncio.run(main())
 
@@ -111,7 +111,7 @@ def test_anything_else_that_is_packed_has_another_run(changes: dict[str, Any]) -
 def test_the_manifest_is_written_behind_everything_that_it_names() -> None:
     async def main() -> None:
         store = WatchedStore(fresh_store())
-        manifest = await pack(store, numbered(50))
+        manifest = await pack(store, numbered_samples(50))
         written = [call.removeprefix("put ") for call in store.calls if call.startswith("put ")]
         first = written.index("manifests/00000001.safetensors")
         assert {manifest.key(row) for row in range(len(manifest))} <= set(written[:first])
@@ -129,7 +129,7 @@ def test_at_most_the_configured_number_of_uploads_run_and_writes_wait_for_them()
         async def feed() -> None:
             nonlocal taken
             async with AsyncPacker(store, config(concurrency=2)) as packer:
-                for sample in numbered(60):
+                for sample in numbered_samples(60):
                     await packer.write(sample)
                     taken += 1
 
@@ -150,7 +150,7 @@ def test_progress_rises_to_the_whole() -> None:
     async def main() -> None:
         seen: list[PackProgress] = []
         async with AsyncPacker(fresh_store(), config(), on_progress=seen.append) as packer:
-            for sample in numbered(50):
+            for sample in numbered_samples(50):
                 await packer.write(sample)
         manifest = packer.manifest
         assert manifest is not None
@@ -179,11 +179,11 @@ def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_go_on_without_it(
     async def main() -> None:
         store = fresh_store()
         async with AsyncPacker(store, config()) as packer:
-            for good in numbered(4):
+            for good in numbered_samples(4):
                 await packer.write(good)
             with pytest.raises(SchemaError, match=message):
                 await packer.write(sample, where="b.tar")
-            await packer.write(numbered(1, 4)[0])
+            await packer.write(numbered_samples(1, 4)[0])
         assert await labels(store) == list(range(5))
 
     asyncio.run(main())
@@ -192,7 +192,7 @@ def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_go_on_without_it(
 def test_a_sample_larger_than_a_super_sample_is_refused_with_the_sizes_and_the_remedy() -> None:
     async def main() -> None:
         async with AsyncPacker(fresh_store(), config()) as packer:
-            await packer.write(numbered(1)[0])
+            await packer.write(numbered_samples(1)[0])
             with pytest.raises(PackError, match=r"sample 1 needs 532 .*500 .* 'data'.* 400; raise super_sample"):
                 await packer.write({"data": bytes(500), "label": 1})
             with pytest.raises(PackError, match="sample 1 needs"):
@@ -207,7 +207,7 @@ def test_an_empty_source_makes_no_data_set_and_leaves_nothing() -> None:
         store = fresh_store()
         with pytest.raises(PackError, match="nothing was packed"):
             await pack(store, [])
-        assert await stored(store) == {}
+        assert await read_objects(store) == {}
 
     asyncio.run(main())
 
@@ -233,15 +233,15 @@ def test_a_packer_outside_its_with_block_or_after_its_commit_takes_no_sample() -
     async def main() -> None:
         packer = AsyncPacker(fresh_store(), config())
         with pytest.raises(ConfigError, match="with"):
-            await packer.write(numbered(1)[0])
+            await packer.write(numbered_samples(1)[0])
         async with packer:
-            await packer.write(numbered(1)[0])
+            await packer.write(numbered_samples(1)[0])
             assert await packer.commit() is await packer.commit()
             with pytest.raises(ConfigError, match="committed"):
-                await packer.write(numbered(1)[0])
+                await packer.write(numbered_samples(1)[0])
         packer.manifest = None
         with pytest.raises(ConfigError, match="with"):
-            await packer.write(numbered(1)[0])
+            await packer.write(numbered_samples(1)[0])
 
     asyncio.run(main())
 
@@ -251,7 +251,7 @@ def test_asking_whether_the_store_keeps_conditions_takes_one_small_request() -> 
         writes = []
         for single_writer in (True, False):
             store = WatchedStore(fresh_store())
-            await pack(store, numbered(50), single_writer=single_writer)
+            await pack(store, numbered_samples(50), single_writer=single_writer)
             writes.append(puts(store, ""))
         without, asked = writes
         assert asked == [without[0], *without]
@@ -271,12 +271,12 @@ def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_left(mode: st
     async def main() -> None:
         store = Forgetful(fresh_store())
         if mode == "append":
-            await pack(store.store, numbered(5))
-        before = await stored(store)
+            await pack(store.store, numbered_samples(5))
+        before = await read_objects(store)
         with pytest.raises(StoreError, match=r"ignores If-None-Match.*single_writer=True"):
-            await pack(store, numbered(9), mode=mode, source="more")
-        assert await stored(store) == before
-        await pack(store, numbered(9), mode=mode, source="more", single_writer=True)
+            await pack(store, numbered_samples(9), mode=mode, source="more")
+        assert await read_objects(store) == before
+        await pack(store, numbered_samples(9), mode=mode, source="more", single_writer=True)
 
     asyncio.run(main())
 
@@ -289,7 +289,7 @@ def test_a_record_that_is_deleted_while_the_store_is_asked_is_no_sign_that_it_ig
 
     async def main() -> None:
         store = Collected(fresh_store())
-        assert (await pack(store, numbered(2))).samples == 2
+        assert (await pack(store, numbered_samples(2))).samples == 2
 
     asyncio.run(main())
 
@@ -299,8 +299,8 @@ def test_a_record_that_is_deleted_while_the_store_is_asked_is_no_sign_that_it_ig
 
 def test_the_packer_packs_from_ordinary_code(tmp_path: Any) -> None:
     with Packer(tmp_path / "set", schema={**SCHEMA}, super_sample_bytes=400) as packer:
-        packer.write(numbered(1)[0], where="a file")
-        packer.extend(numbered(19, 1))
+        packer.write(numbered_samples(1)[0], where="a file")
+        packer.extend(numbered_samples(19, 1))
     assert packer.manifest is not None
     assert packer.manifest.samples == 20
     data = (tmp_path / "set" / packer.manifest.key(0)).read_bytes()
@@ -310,12 +310,12 @@ def test_the_packer_packs_from_ordinary_code(tmp_path: Any) -> None:
 def test_an_exception_in_the_block_commits_nothing_and_the_next_packer_resumes(tmp_path: Any) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), Packer(tmp_path, schema=SCHEMA, super_sample_bytes=400) as packer:
-            packer.extend(breaking(numbered(31)))
+            packer.extend(failing_after(numbered_samples(31)))
     assert not (tmp_path / POINTER_KEY).exists()
     with Packer(tmp_path, schema=SCHEMA, super_sample_bytes=400) as packer:
         assert packer.durable_samples == 30
         packer.skip(30)
-        packer.extend(numbered(5, 30))
+        packer.extend(numbered_samples(5, 30))
         assert packer.commit().samples == 35
     with pytest.raises(DatasetExistsError), Packer(tmp_path, schema=SCHEMA):
         pass
@@ -324,7 +324,7 @@ def test_an_exception_in_the_block_commits_nothing_and_the_next_packer_resumes(t
 def test_the_packer_works_inside_a_running_event_loop(tmp_path: Any) -> None:
     async def main() -> None:
         with Packer(tmp_path, schema=SCHEMA) as packer:
-            packer.extend(numbered(5))
+            packer.extend(numbered_samples(5))
 
     asyncio.run(main())
 
@@ -344,11 +344,13 @@ def test_threads_that_write_to_one_packer_lose_and_mix_no_sample(super_sample_by
     store = fresh_store()
     threads = 8
     with Packer(store.url, schema=SCHEMA, super_sample_bytes=super_sample_bytes) as packer:
-        groups = [numbered(100, 100 * thread) for thread in range(threads)]
+        groups = [numbered_samples(100, 100 * thread) for thread in range(threads)]
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(packer.extend, groups))
     found = asyncio.run(contents(store))
-    assert [sample["data"] for sample in found] == [numbered(1, int(sample["label"]))[0]["data"] for sample in found]
+    assert [sample["data"] for sample in found] == [
+        numbered_samples(1, int(sample["label"]))[0]["data"] for sample in found
+    ]
     assert sorted(int(sample["label"]) for sample in found) == list(range(100 * threads))
     manifest = packer.manifest
     assert manifest is not None
@@ -361,10 +363,10 @@ def test_what_a_thread_writes_while_another_commits_is_committed_or_refused() ->
         store = fresh_store()
         taken: list[int] = []
         with Packer(store.url, schema=SCHEMA, super_sample_bytes=400) as packer, ThreadPoolExecutor(4) as pool:
-            packer.write(numbered(1)[0])
+            packer.write(numbered_samples(1)[0])
 
             def write(thread: int, packer: Packer = packer, taken: list[int] = taken) -> None:
-                for sample in numbered(1000, 1000 * thread):
+                for sample in numbered_samples(1000, 1000 * thread):
                     packer.write(sample)
                     taken.append(int(str(sample["label"])))
 
@@ -382,12 +384,12 @@ def test_tasks_that_write_and_commit_at_once_lose_nothing() -> None:
     async def main() -> None:
         store = SlowStore(fresh_store())
         async with AsyncPacker(store, config(concurrency=2)) as packer:
-            writing = [asyncio.create_task(packer.write(sample)) for sample in numbered(60)]
+            writing = [asyncio.create_task(packer.write(sample)) for sample in numbered_samples(60)]
             await asyncio.sleep(0)
             committing = [asyncio.create_task(packer.commit()) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(ConfigError, match="is being committed"):
-                await packer.write(numbered(1)[0])
+                await packer.write(numbered_samples(1)[0])
             store.gate.set()
             await asyncio.gather(*writing)
             first, second = await asyncio.gather(*committing)
@@ -401,7 +403,7 @@ def test_tasks_that_write_and_commit_at_once_lose_nothing() -> None:
 def test_super_samples_that_are_not_numbered_without_gaps_or_repeats_are_not_committed(numbers: list[int]) -> None:
     async def submit_out_of_order(store: Store) -> None:
         async with AsyncPacker(store, config()) as packer:
-            cuts = [cut for sample in numbered(10) if (cut := packer.encode(sample))]
+            cuts = [cut for sample in numbered_samples(10) if (cut := packer.encode(sample))]
             for number in numbers:  # as if two threads had cut at the same time
                 await packer.submit(cuts[number])
 

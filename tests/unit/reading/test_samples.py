@@ -63,33 +63,33 @@ def test_values_are_those_packed_whatever_their_kind_and_dtype(schema: Schema) -
 
 def test_the_first_sample_of_a_super_sample_takes_its_head_and_a_range_a_column_and_the_next_no_head() -> None:
     reading = bench()
-    assert reading.asked(5) == [head_range(0), value_range("image", 5), value_range("sound", 5)]
-    assert reading.asked(9) == [value_range("image", 9), value_range("sound", 9)]
-    assert reading.asked(ROWS) == [head_range(1), value_range("image", ROWS), value_range("sound", ROWS)]
+    assert reading.requested_ranges(5) == [head_range(0), value_range("image", 5), value_range("sound", 5)]
+    assert reading.requested_ranges(9) == [value_range("image", 9), value_range("sound", 9)]
+    assert reading.requested_ranges(ROWS) == [head_range(1), value_range("image", ROWS), value_range("sound", ROWS)]
 
 
 def test_one_large_column_takes_two_requests_at_first_and_then_one() -> None:
     reading = bench(columns=["image", "label"])
-    assert reading.asked(5) == [head_range(0), value_range("image", 5)]
-    assert reading.asked(6) == [value_range("image", 6)]
+    assert reading.requested_ranges(5) == [head_range(0), value_range("image", 5)]
+    assert reading.requested_ranges(6) == [value_range("image", 6)]
     assert reading.samples(6)[0].keys() == {"image", "label"}
 
 
 def test_small_columns_take_the_head_and_then_nothing() -> None:
     reading = bench(columns=["label"])
-    assert reading.asked(5, 700, 2) == [head_range(0), head_range(1)]
-    assert reading.asked(*range(2 * ROWS)) == []
+    assert reading.requested_ranges(5, 700, 2) == [head_range(0), head_range(1)]
+    assert reading.requested_ranges(*range(2 * ROWS)) == []
 
 
 def test_empty_values_take_no_request_of_their_own() -> None:
     reading = bench(columns=["sound"])
-    assert reading.asked(7) == [head_range(0)]
+    assert reading.requested_ranges(7) == [head_range(0)]
     assert reading.samples(7, 14) == [{"sound": b""}] * 2
 
 
 def test_a_sample_asked_for_many_times_is_read_once_and_every_copy_has_its_own_memory() -> None:
     reading = bench(columns=["image"])
-    assert reading.asked(*[5] * 1000) == [head_range(0), value_range("image", 5)]
+    assert reading.requested_ranges(*[5] * 1000) == [head_range(0), value_range("image", 5)]
     one, other = reading.samples(5, 5)
     one["image"][:] = 0
     assert same(other["image"], SAMPLES[5]["image"])
@@ -98,31 +98,31 @@ def test_a_sample_asked_for_many_times_is_read_once_and_every_copy_has_its_own_m
 def test_values_near_each_other_are_read_as_one_range_and_others_apart() -> None:
     reading = bench(columns=["image"])
     near = GAP_BYTES // 1000
-    assert reading.asked(3, 4, 5) == [head_range(0), value_range("image", 3, 5)]
-    assert reading.asked(10, 11 + near) == [value_range("image", 10, 11 + near)]
-    assert reading.asked(10, 12 + near) == [value_range("image", 10), value_range("image", 12 + near)]
+    assert reading.requested_ranges(3, 4, 5) == [head_range(0), value_range("image", 3, 5)]
+    assert reading.requested_ranges(10, 11 + near) == [value_range("image", 10, 11 + near)]
+    assert reading.requested_ranges(10, 12 + near) == [value_range("image", 10), value_range("image", 12 + near)]
 
 
 def test_a_super_sample_of_which_nearly_all_is_asked_for_is_read_whole_in_one_request() -> None:
     reading = bench(split_parts=1)
-    assert reading.asked(*range(ROWS)) == [(KEYS[0], 0, len(OBJECTS[KEYS[0]]))]
-    assert reading.asked(*range(ROWS + 100, 2 * ROWS)) == [(KEYS[1], 0, len(OBJECTS[KEYS[1]]))]
-    fewer = reading.asked(*range(2 * ROWS, 2 * ROWS + 200))
+    assert reading.requested_ranges(*range(ROWS)) == [(KEYS[0], 0, len(OBJECTS[KEYS[0]]))]
+    assert reading.requested_ranges(*range(ROWS + 100, 2 * ROWS)) == [(KEYS[1], 0, len(OBJECTS[KEYS[1]]))]
+    fewer = reading.requested_ranges(*range(2 * ROWS, 2 * ROWS + 200))
     assert fewer[0] == head_range(2)
     assert sum(end - start for _, start, end in fewer) < 0.7 * len(OBJECTS[KEYS[2]])
 
 
 def test_columns_that_are_little_of_a_super_sample_are_never_read_with_the_rest() -> None:
     reading = bench(columns=["sound"])
-    assert reading.asked(*range(ROWS)) == [head_range(0), value_range("sound", 1, ROWS - 1)]
+    assert reading.requested_ranges(*range(ROWS)) == [head_range(0), value_range("sound", 1, ROWS - 1)]
 
 
 def test_a_large_sample_asked_for_alone_is_read_in_parallel_ranges() -> None:
     schema = Schema({"video": Array("uint8", (5 << 20,)), "label": Array("int64")})
     samples = [{"video": np.full(5 << 20, number, np.uint8), "label": np.array(number)} for number in range(4)]
     reading = SampleBench(*packed_objects(schema, samples, [2, 2]))
-    assert len(reading.asked(0)) == 1 + 4
-    assert len(reading.asked(1, 2)) == 1 + 2
+    assert len(reading.requested_ranges(0)) == 1 + 4
+    assert len(reading.requested_ranges(1, 2)) == 1 + 2
     assert same(reading.samples(3, 1), [samples[3], samples[1]])
 
 
@@ -132,7 +132,7 @@ def test_heads_used_longest_ago_make_room_and_are_read_again() -> None:
     fixed = SampleMemory.plan(MANIFEST, 0, 10 * bodies).manifest_bytes
     reading = bench(columns=["label"], memory_bytes=fixed + bodies + 2 * cost, hedge=False)
     assert 2 * cost <= reading.memory.head_bytes < 3 * cost
-    asked = [[key for key, _, _ in reading.asked(number)] for number in (0, ROWS, 0, 2 * ROWS, 0, ROWS)]
+    asked = [[key for key, _, _ in reading.requested_ranges(number)] for number in (0, ROWS, 0, 2 * ROWS, 0, ROWS)]
     assert asked == [[KEYS[0]], [KEYS[1]], [], [KEYS[2]], [], [KEYS[1]]]
     assert reading.reader._heads.held_bytes <= reading.memory.head_bytes
 
@@ -148,11 +148,11 @@ def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) ->
         before = heads.held_bytes
         gc.collect()
         with memory.round():
-            assert len(reading.asked(*range(2, 200, 2))) >= 99
+            assert len(reading.requested_ranges(*range(2, 200, 2))) >= 99
             gc.collect()
     logged_bytes = 99 * 400  # what the store of the test keeps of each request
-    assert 0.4 * memory.kept_bytes < heads.held_bytes - before
-    assert memory.kept_bytes - logged_bytes < heads.held_bytes - before
+    assert 0.4 * memory.held_bytes < heads.held_bytes - before
+    assert memory.held_bytes - logged_bytes < heads.held_bytes - before
 
 
 def least_bytes(**settings: Any) -> int:
@@ -191,7 +191,7 @@ def test_however_many_are_asked_for_no_more_than_the_memory_is_held_beside_the_r
             assert same(found[-1], samples[asked[-1]])
             assert reading.leaves_nothing()
         heads_bytes = reading.reader._heads.held_bytes
-        assert memory.peak_bytes - (memory.kept_bytes - heads_bytes) < limit, f"{len(asked)} samples"
+        assert memory.peak_bytes - (memory.held_bytes - heads_bytes) < limit, f"{len(asked)} samples"
 
 
 def test_calls_at_once_share_the_memory() -> None:

@@ -1,4 +1,4 @@
-"""The client of a shared tier: what it reads and offers, which server it asks, and whom it believes."""
+"""The client of a shared tier: reads, offers, choice of the server, and verification of answers."""
 
 from __future__ import annotations
 

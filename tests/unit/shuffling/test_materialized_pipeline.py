@@ -236,7 +236,7 @@ def three() -> str:
     return found
 
 
-def taken(feed: MaterializedPipeline, epoch: int) -> list[int]:
+def read_numbers(feed: MaterializedPipeline, epoch: int) -> list[int]:
     """Take the batches of an epoch, and return the numbers of their samples."""
     found: list[int] = []
     while (batch := feed.next()) is not None:
@@ -260,7 +260,7 @@ def full_of(epoch: int) -> list[int]:
     return [int(number) for number in Order(np.array([SAMPLES]), full_order(1), epoch).at(0, SAMPLES)]
 
 
-def asked_for(store: WatchedStore, feed: MaterializedPipeline, epoch: int) -> list[str]:
+def read_kinds(store: WatchedStore, feed: MaterializedPipeline, epoch: int) -> list[str]:
     folder = EpochLayout(feed.manifest, seed=7, lanes=1, epoch=epoch).folder
     return [call.removeprefix(f"get {folder}").split("/")[0] for call in store.calls if folder in call]
 
@@ -270,7 +270,7 @@ def test_the_next_epoch_is_fetched_while_the_last_batch_of_the_one_before_is_use
     try:
         store = WatchedStore(open_store(three))
         feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
-        assert taken(feed, 0) == full_of(0)
+        assert read_numbers(feed, 0) == full_of(0)
         assert feed.position == (1, 0)
         until(feed.is_ready)
         before = replace(feed.counters)
@@ -278,11 +278,11 @@ def test_the_next_epoch_is_fetched_while_the_last_batch_of_the_one_before_is_use
         assert batch is not None
         after = feed.counters
         assert (after.misses, after.wait_seconds) == (before.misses, before.wait_seconds), "nothing is waited for"
-        assert batch.sample_ids().tolist() + taken(feed, 1) == full_of(1)
+        assert batch.sample_ids().tolist() + read_numbers(feed, 1) == full_of(1)
         assert feed.next() is None
-        asked = asked_for(store, feed, 1)
+        asked = read_kinds(store, feed, 1)
         assert (asked[0], asked.count("manifests"), asked.count("data")) == ("manifests", 1, len(asked) - 1)
-        assert asked_for(store, feed, 2) == [], "the run ends before"
+        assert read_kinds(store, feed, 2) == [], "the run ends before"
     finally:
         thread.close()
 
@@ -295,10 +295,10 @@ def test_an_epoch_that_is_made_after_the_last_batch_before_it_is_read_all_the_sa
     thread = LoopThread()
     try:
         feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=2)
-        assert taken(feed, 0) == full_of(0)
+        assert read_numbers(feed, 0) == full_of(0)
         assert feed.position is None
         materialize(url, epoch=1, object_bytes=400)
-        assert taken(feed, 1) == full_of(1)
+        assert read_numbers(feed, 1) == full_of(1)
         assert feed.is_materialized
         assert "is read as 'full'" not in caplog.text
     finally:
@@ -309,7 +309,7 @@ def test_epochs_with_and_without_objects_follow_each_other(three: str) -> None:
     thread = LoopThread()
     try:
         feed = feed_of(WatchedStore(open_store(three)), thread, order=full_order(1), batch_size=7, end_epoch=5)
-        assert [taken(feed, epoch) for epoch in range(5)] == [full_of(epoch) for epoch in range(5)]
+        assert [read_numbers(feed, epoch) for epoch in range(5)] == [full_of(epoch) for epoch in range(5)]
     finally:
         thread.close()
 
@@ -329,11 +329,11 @@ def test_a_bucket_that_fails_between_two_epochs_costs_no_batch(three: str, error
         feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
         assert feed.next() is not None
         store.is_failing = True
-        assert full_of(0)[10:] == taken(feed, 0)
+        assert full_of(0)[10:] == read_numbers(feed, 0)
         with pytest.raises(type(error)):
             feed.next()
         store.is_failing = False
-        assert taken(feed, 1) == full_of(1)
+        assert read_numbers(feed, 1) == full_of(1)
     finally:
         thread.close()
 
@@ -355,9 +355,9 @@ def test_a_bucket_that_is_silent_between_two_epochs_does_not_keep_the_last_batch
         feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
         assert feed.next() is not None
         store.is_silent = True
-        assert full_of(0)[10:] == taken(feed, 0)
+        assert full_of(0)[10:] == read_numbers(feed, 0)
         store.is_silent = False
-        assert taken(feed, 1) == full_of(1)
+        assert read_numbers(feed, 1) == full_of(1)
     finally:
         thread.close()
 
@@ -366,12 +366,12 @@ def test_a_feed_that_was_stopped_begins_nothing_until_it_is_started(three: str) 
     thread = LoopThread()
     try:
         feed = feed_of(open_store(three), thread, order=full_order(1), batch_size=10, end_epoch=2)
-        assert taken(feed, 0) == full_of(0)
+        assert read_numbers(feed, 0) == full_of(0)
         feed.stop()
         with pytest.raises(StokerError, match="stopped"):
             feed.next()
         feed.start(1)
-        assert taken(feed, 1) == full_of(1)
+        assert read_numbers(feed, 1) == full_of(1)
     finally:
         thread.close()
 
@@ -401,7 +401,7 @@ def test_an_epoch_whose_object_is_missing_shorter_or_corrupt_is_read_as_full_fro
     thread = LoopThread()
     try:
         feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=1)
-        assert taken(feed, 0) == full_of(0)
+        assert read_numbers(feed, 0) == full_of(0)
         assert "the rest of epoch 0, from position" in caplog.text
         assert not feed.is_materialized
     finally:

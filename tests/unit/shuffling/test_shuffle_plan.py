@@ -18,7 +18,7 @@ from stoker._stores.object_store import MeteredStore
 from stoker.errors import ConfigError, MemoryBudgetError
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
-from support.materialized import WAYS, carry_out, layout_of
+from support.materialized import WAYS, layout_of, perform_tasks
 from support.packing import fresh_store, pack
 from support.supersamples import samples_of
 
@@ -152,7 +152,7 @@ def test_objects_of_an_epoch_are_no_larger_than_those_of_the_data_set() -> None:
         manifest = await read_manifest(store)
         plan = plans(manifest, lanes=2, task_seconds=math.inf)["streamed"]
         phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
-        await carry_out(store, phases, 1 << 30)
+        await perform_tasks(store, phases, 1 << 30)
         epoch = await read_epoch(store, await layout_of(store, phases[0][0]))
         assert epoch is not None
         assert 0.7 * manifest.largest_bytes < epoch.largest_bytes <= manifest.largest_bytes
@@ -183,7 +183,7 @@ def test_what_is_foreseen_is_what_is_counted(way: Way, slices: int) -> None:
         plan = plans(manifest, lanes=2, slices=slices, memory_bytes=MEMORY_BYTES, task_seconds=math.inf)[way]
         metered = MeteredStore(store, Meter("memory://"))
         phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
-        await carry_out(metered, phases, MEMORY_BYTES)
+        await perform_tasks(metered, phases, MEMORY_BYTES)
         reading = metered.meter.snapshot()
         slack = 0.2 if way == "ranged" else 0.05
         assert reading.requests[Operation.GET] == pytest.approx(plan.get_requests, rel=slack, abs=6)

@@ -10,7 +10,7 @@ import pytest
 from stoker._order.order import MAX_EPOCH, MAX_SLICES
 from stoker.errors import ConfigError, EventError
 from stoker_functions._shuffle_job.work import ShuffleTask
-from support.materialized import WAYS, phases
+from support.materialized import WAYS, plan_tasks
 
 EVENT: dict[str, Any] = {
     "dataset": "s3://bucket/train",
@@ -30,15 +30,15 @@ EVENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_task_of_a_plan_comes_back_from_its_event(way: Any) -> None:
-    for phase in phases(way, slices=4, scatters=3, lanes=2, seed=(1 << 64) - 1):
+    for phase in plan_tasks(way, slices=4, scatters=3, lanes=2, seed=(1 << 64) - 1):
         for task in phase:
             assert ShuffleTask.from_event(json.loads(json.dumps(task.to_event()))) == task
 
 
 def test_a_plan_scatters_before_it_writes_and_commits_at_the_end() -> None:
-    steps = [[task.step for task in phase] for phase in phases("scattered", slices=2, scatters=3)]
+    steps = [[task.step for task in phase] for phase in plan_tasks("scattered", slices=2, scatters=3)]
     assert steps == [["scatter"] * 3, ["slice"] * 2, ["commit"]]
-    assert [len(phase) for phase in phases("ranged", slices=2)] == [2, 1]
+    assert [len(phase) for phase in plan_tasks("ranged", slices=2)] == [2, 1]
 
 
 NO_NUMBERS: list[Any] = ["3", 1.0, True, -1, [], {}]

@@ -25,9 +25,9 @@ from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from stoker_functions._shuffle_job.epochs import delete_epochs
 from stoker_functions._shuffle_job.plan import PlanConfig, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
-from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
+from support.materialized import MEMORY_BYTES, WAYS, layout_of, perform_tasks, plan_tasks, write_epoch
 from support.memory import ROUNDS, Memory
-from support.packing import fresh_store, pack, stored
+from support.packing import fresh_store, pack, read_objects
 from support.same import same
 from support.supersamples import EVERY_KIND, samples_of
 
@@ -74,7 +74,7 @@ async def check_epoch(store: Store, task: ShuffleTask) -> None:
 async def epoch_objects(store: Store) -> dict[str, bytes]:
     return {
         key: data
-        for key, data in (await stored(store, "epochs/")).items()
+        for key, data in (await read_objects(store, "epochs/")).items()
         if "/data/" in key and "scattered" not in key
     }
 
@@ -90,8 +90,8 @@ CUTS = [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (4, 8), (3, 3), (5, 15)]
 def test_an_epoch_has_at_every_position_what_full_has(way: Way, lanes: int, slices: int) -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(way, lanes=lanes, slices=slices, scatters=3, epoch=2)
-        await carry_out(store, tasks)
+        tasks = plan_tasks(way, lanes=lanes, slices=slices, scatters=3, epoch=2)
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -100,8 +100,8 @@ def test_an_epoch_has_at_every_position_what_full_has(way: Way, lanes: int, slic
 def test_more_scatters_than_super_samples_leave_some_without_work() -> None:
     async def main() -> None:
         store = await packed(samples=20)
-        tasks = phases("scattered", slices=3, scatters=40)
-        await carry_out(store, tasks)
+        tasks = plan_tasks("scattered", slices=3, scatters=40)
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -111,8 +111,8 @@ def test_more_scatters_than_super_samples_leave_some_without_work() -> None:
 def test_an_epoch_of_small_columns_only_is_made_too(way: Way) -> None:
     async def main() -> None:
         store = await packed(Schema({"x": Array("int64"), "y": Array("float32", (2,))}))
-        tasks = phases(way, lanes=2, slices=4)
-        await carry_out(store, tasks)
+        tasks = plan_tasks(way, lanes=2, slices=4)
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -122,8 +122,8 @@ def test_an_epoch_of_small_columns_only_is_made_too(way: Way) -> None:
 def test_more_lanes_than_samples_make_an_epoch_of_lanes_with_one_sample_or_none(way: Way) -> None:
     async def main() -> None:
         store = await packed(samples=5)
-        tasks = phases(way, lanes=8, slices=8, scatters=1)
-        await carry_out(store, tasks)
+        tasks = plan_tasks(way, lanes=8, slices=8, scatters=1)
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -134,9 +134,9 @@ def test_every_way_writes_the_same_objects() -> None:
         store = await packed()
         found = []
         for way in WAYS:
-            await made(store, way=way, lanes=2, slices=4)
+            await write_epoch(store, way=way, lanes=2, slices=4)
             found.append(await epoch_objects(store))
-            for key in await stored(store, "epochs/"):
+            for key in await read_objects(store, "epochs/"):
                 await store.delete(key)
         return found
 
@@ -148,8 +148,8 @@ def test_every_way_writes_the_same_objects() -> None:
 def test_no_super_sample_of_an_epoch_is_shared_by_two_lanes_or_larger_than_asked_for() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(lanes=4, slices=2, object_bytes=1500)
-        await carry_out(store, tasks)
+        tasks = plan_tasks(lanes=4, slices=2, object_bytes=1500)
+        await perform_tasks(store, tasks)
         layout = await layout_of(store, tasks[0][0])
         epoch = await epoch_of(store, tasks[0][0])
         borders = np.cumsum([0, *epoch.rows.samples.tolist()])
@@ -165,11 +165,11 @@ def test_no_super_sample_of_an_epoch_is_shared_by_two_lanes_or_larger_than_asked
 def test_what_was_scattered_is_gone_when_the_epoch_is_there() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases("scattered", slices=3, scatters=2)
-        await carry_out(store, tasks[:-1])
-        assert any("/scattered/" in key for key in await stored(store, "epochs/"))
-        await carry_out(store, tasks[-1:])
-        assert not any("/scattered/" in key for key in await stored(store, "epochs/"))
+        tasks = plan_tasks("scattered", slices=3, scatters=2)
+        await perform_tasks(store, tasks[:-1])
+        assert any("/scattered/" in key for key in await read_objects(store, "epochs/"))
+        await perform_tasks(store, tasks[-1:])
+        assert not any("/scattered/" in key for key in await read_objects(store, "epochs/"))
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -182,15 +182,15 @@ def test_what_was_scattered_is_gone_when_the_epoch_is_there() -> None:
 def test_the_same_tasks_again_write_nothing(way: Way) -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(way, lanes=2, slices=4)
-        await carry_out(store, tasks[:-1])
+        tasks = plan_tasks(way, lanes=2, slices=4)
+        await perform_tasks(store, tasks[:-1])
         watched = WatchedStore(store)
-        await carry_out(watched, tasks[:-1])
-        await carry_out(watched, tasks[-1:])
+        await perform_tasks(watched, tasks[:-1])
+        await perform_tasks(watched, tasks[-1:])
         writes = [call for call in watched.calls if call.startswith("put")]
         assert [call.rpartition("/")[2] for call in writes] == ["00000001.safetensors", "manifest.safetensors"]
         watched.calls.clear()
-        await carry_out(watched, tasks)
+        await perform_tasks(watched, tasks)
         assert not [call for call in watched.calls if call.startswith(("put", "delete"))]
 
     asyncio.run(main())
@@ -200,11 +200,11 @@ def test_the_same_tasks_again_write_nothing(way: Way) -> None:
 def test_the_same_tasks_at_the_same_time_make_one_epoch(way: Way) -> None:
     async def main() -> None:
         store = await packed()
-        for phase in phases(way, lanes=2, slices=4):
+        for phase in plan_tasks(way, lanes=2, slices=4):
             twins = [task for task in phase for _ in range(3)]
             results = await asyncio.gather(*(perform(store, task, memory_bytes=MEMORY_BYTES) for task in twins))
             assert all(result["state"] == "complete" for result in results)
-        await check_epoch(store, phases(way, lanes=2, slices=4)[0][0])
+        await check_epoch(store, plan_tasks(way, lanes=2, slices=4)[0][0])
 
     asyncio.run(main())
 
@@ -216,7 +216,7 @@ def test_a_task_that_is_killed_anywhere_is_gone_on_with(way: Way, late: bool) ->
 
     async def main() -> None:
         store = await packed(samples=60)
-        tasks = [task for phase in phases(way, lanes=2, slices=2, object_bytes=900) for task in phase]
+        tasks = [task for phase in plan_tasks(way, lanes=2, slices=2, object_bytes=900) for task in phase]
         for lives in itertools.count(0, 5):
             dying = DyingStore(store, lives, late=late)
             try:
@@ -235,10 +235,10 @@ def test_a_task_that_is_killed_anywhere_is_gone_on_with(way: Way, late: bool) ->
 @pytest.mark.parametrize("late", [False, True])
 def test_a_request_that_fails_once_changes_nothing(late: bool) -> None:
     async def main() -> None:
-        task = phases("scattered", slices=2)[0][0]
+        task = plan_tasks("scattered", slices=2)[0][0]
         for number in range(0, 120, 7):
             store = await packed(samples=40)
-            await carry_out(FlakyStore(store, number, late=late), phases("scattered", slices=2))
+            await perform_tasks(FlakyStore(store, number, late=late), plan_tasks("scattered", slices=2))
             await check_epoch(store, task)
 
     run_virtual(main())
@@ -256,7 +256,7 @@ class SlowWrites(WatchedStore):
 def test_a_task_that_runs_out_of_time_says_how_far_it_is_and_goes_on(way: Way) -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(way, scatters=1, object_bytes=900)
+        tasks = plan_tasks(way, scatters=1, object_bytes=900)
         for task in [task for phase in tasks[:-1] for task in phase]:
             counts = [0]
             for _ in range(40):
@@ -269,8 +269,8 @@ def test_a_task_that_runs_out_of_time_says_how_far_it_is_and_goes_on(way: Way) -
                     break
             assert counts == sorted(set(counts)), "each comes farther"
             assert (len(counts) > 4, counts[-1]) == (True, SAMPLES)
-            assert not [key for key in await stored(store, "epochs/") if "/manifest" in key]
-        await carry_out(store, tasks[-1:])
+            assert not [key for key in await read_objects(store, "epochs/") if "/manifest" in key]
+        await perform_tasks(store, tasks[-1:])
         await check_epoch(store, tasks[0][0])
 
     run_virtual(main())
@@ -280,7 +280,7 @@ def test_too_little_time_to_read_all_objects_is_reported() -> None:
     async def main() -> None:
         store = await packed()
         with pytest.raises(DeadlineError, match=r"0 of [0-9]+ super-samples"):
-            await perform(store, phases("streamed")[0][0], memory_bytes=MEMORY_BYTES, stop_at_seconds=-math.inf)
+            await perform(store, plan_tasks("streamed")[0][0], memory_bytes=MEMORY_BYTES, stop_at_seconds=-math.inf)
 
     asyncio.run(main())
 
@@ -288,7 +288,7 @@ def test_too_little_time_to_read_all_objects_is_reported() -> None:
 def test_cancelling_leaves_nothing_that_the_next_one_cannot_use() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases("ranged", lanes=2, slices=2, object_bytes=900)
+        tasks = plan_tasks("ranged", lanes=2, slices=2, object_bytes=900)
         for turns in range(1, 400, 40):
             task = asyncio.create_task(perform(store, tasks[0][0], memory_bytes=MEMORY_BYTES))
             for _ in range(turns):
@@ -296,7 +296,7 @@ def test_cancelling_leaves_nothing_that_the_next_one_cannot_use() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert asyncio.all_tasks() == {asyncio.current_task()}
-        await carry_out(store, tasks)
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -318,12 +318,12 @@ class Meanwhile(WatchedStore):
 def test_a_part_that_the_commit_of_a_later_epoch_deletes_is_an_error_and_leaves_no_record_of_what_is_gone() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases("streamed", object_bytes=600)
-        later = await layout_of(store, phases(epoch=9)[0][0])
+        tasks = plan_tasks("streamed", object_bytes=600)
+        later = await layout_of(store, plan_tasks(epoch=9)[0][0])
         with pytest.raises(PackError, match="was deleted while it was written"):
-            await carry_out(Meanwhile(store, lambda store: delete_epochs(store, later, keep=0)), tasks)
-        assert not [key for key in await stored(store, "epochs/") if "/parts/" in key]
-        await carry_out(store, tasks)
+            await perform_tasks(Meanwhile(store, lambda store: delete_epochs(store, later, keep=0)), tasks)
+        assert not [key for key in await read_objects(store, "epochs/") if "/parts/" in key]
+        await perform_tasks(store, tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -332,13 +332,13 @@ def test_a_part_that_the_commit_of_a_later_epoch_deletes_is_an_error_and_leaves_
 def test_a_scatter_of_an_epoch_committed_by_another_process_is_complete() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases("scattered", scatters=1, slices=2, object_bytes=600)
+        tasks = plan_tasks("scattered", scatters=1, slices=2, object_bytes=600)
 
         async def commit(store: Store) -> None:
-            await carry_out(store, tasks)
-            assert not [key for key in await stored(store, "epochs/") if "/scattered/" in key]
+            await perform_tasks(store, tasks)
+            assert not [key for key in await read_objects(store, "epochs/") if "/scattered/" in key]
 
-        await carry_out(Meanwhile(store, commit), tasks)
+        await perform_tasks(Meanwhile(store, commit), tasks)
         await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
@@ -347,12 +347,12 @@ def test_a_scatter_of_an_epoch_committed_by_another_process_is_complete() -> Non
 def test_slices_of_another_cut_than_the_one_that_was_committed_meanwhile_are_complete() -> None:
     async def main() -> None:
         store = await packed()
-        four, two = (phases("scattered", slices=slices) for slices in (4, 2))
-        await carry_out(store, four[:1])
-        await carry_out(store, two)
-        before = await stored(store)
-        await carry_out(store, four[1:])
-        assert await stored(store) == before
+        four, two = (plan_tasks("scattered", slices=slices) for slices in (4, 2))
+        await perform_tasks(store, four[:1])
+        await perform_tasks(store, two)
+        before = await read_objects(store)
+        await perform_tasks(store, four[1:])
+        assert await read_objects(store) == before
 
     asyncio.run(main())
 
@@ -369,11 +369,11 @@ def refused(
 ) -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(way, **{"slices": 2, **cut})
+        tasks = plan_tasks(way, **{"slices": 2, **cut})
 
         async def spoil_and_carry_out() -> None:
             await spoil(store, tasks)
-            await carry_out(store, tasks)
+            await perform_tasks(store, tasks)
 
         with pytest.raises(error, match=match):
             await spoil_and_carry_out()
@@ -395,8 +395,8 @@ def test_a_value_that_is_spoilt_in_the_data_set_is_an_error_that_names_the_objec
 
 def test_what_was_spoilt_between_scattering_and_writing_is_an_error() -> None:
     async def spoil(store: Store, tasks: list[list[ShuffleTask]]) -> None:
-        await carry_out(store, tasks[:1])
-        key = next(key for key in await stored(store, "epochs/") if "/scattered/data/" in key)
+        await perform_tasks(store, tasks[:1])
+        key = next(key for key in await read_objects(store, "epochs/") if "/scattered/data/" in key)
         data, info = await store.get(key)
         await store.put(key, data[:-1] + bytes([data[-1] ^ 1]), if_tag=info.tag)
 
@@ -405,14 +405,14 @@ def test_what_was_spoilt_between_scattering_and_writing_is_an_error() -> None:
 
 def test_a_slice_before_its_scatters_is_an_error() -> None:
     async def spoil(store: Store, tasks: list[list[ShuffleTask]]) -> None:
-        await carry_out(store, [[tasks[0][0]], tasks[1]])
+        await perform_tasks(store, [[tasks[0][0]], tasks[1]])
 
     refused(PackError, "scatter 1 of 2 has not written all samples", spoil, "scattered")
 
 
 def test_a_commit_before_its_slices_commits_nothing() -> None:
     async def spoil(store: Store, tasks: list[list[ShuffleTask]]) -> None:
-        await carry_out(store, [[tasks[0][0]], tasks[1]])
+        await perform_tasks(store, [[tasks[0][0]], tasks[1]])
 
     refused(PackError, "in 1 of 2 slices", spoil, "streamed")
 
@@ -466,7 +466,7 @@ def test_a_record_of_something_else_is_an_error(change: Callable[[Manifest, str]
 
 
 def with_samples(manifest: Manifest, samples: int) -> Manifest:
-    """Return a manifest whose second super-sample has so many samples."""
+    """Return a manifest whose second super-sample has the given number of samples."""
     packed = [manifest.rows.record(row, row) for row in range(len(manifest))]
     packed[1] = replace(packed[1], samples=samples)
     return replace(manifest, rows=ManifestRows.of(packed))
@@ -475,7 +475,7 @@ def with_samples(manifest: Manifest, samples: int) -> Manifest:
 def test_a_version_that_does_not_exist_is_named() -> None:
     async def main() -> None:
         with pytest.raises(NotFoundError, match="no version 3"):
-            await made(await packed(), version=3)
+            await write_epoch(await packed(), version=3)
 
     asyncio.run(main())
 
@@ -485,7 +485,7 @@ def test_memory_that_is_too_small_is_an_error_that_names_a_figure(way: Way) -> N
     async def main() -> None:
         store = await packed()
         with pytest.raises(MemoryBudgetError, match=r"MiB|KiB"):
-            await carry_out(store, phases(way), memory_bytes=100_000)
+            await perform_tasks(store, plan_tasks(way), memory_bytes=100_000)
 
     asyncio.run(main())
 
@@ -514,8 +514,8 @@ def test_no_task_takes_more_than_its_memory(way: Way, tmp_path: Path) -> None:
         for epoch in range(ROUNDS):
             tasks = plan.phases(dataset="any", version=1, seed=7, epoch=epoch, lanes=2, keep=1)
             with memory.round():
-                await carry_out(store, tasks[:-1], BUDGET_BYTES)
-            await carry_out(store, tasks[-1:], BUDGET_BYTES)
+                await perform_tasks(store, tasks[:-1], BUDGET_BYTES)
+            await perform_tasks(store, tasks[-1:], BUDGET_BYTES)
             await check_epoch(store, tasks[0][0])
         return memory.peak_bytes, manifest.size_bytes
 
@@ -529,7 +529,7 @@ def test_what_does_not_fit_in_memory_says_how_many_more_parts_there_have_to_be(w
     async def main() -> None:
         store = await large(fresh_store())
         with pytest.raises(MemoryBudgetError, match=r"[2-9]\.[0-9] times as many parts"):
-            await carry_out(store, phases(way, scatters=1, object_bytes=22_000), BUDGET_BYTES)
+            await perform_tasks(store, plan_tasks(way, scatters=1, object_bytes=22_000), BUDGET_BYTES)
 
     asyncio.run(main())
 
@@ -540,12 +540,12 @@ def test_what_does_not_fit_in_memory_says_how_many_more_parts_there_have_to_be(w
 def test_nothing_is_visible_before_the_commit() -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(slices=3)
+        tasks = plan_tasks(slices=3)
         layout = await layout_of(store, tasks[0][0])
         for phase in tasks:
             for task in phase:
                 assert await read_epoch(store, layout) is None
-                await carry_out(store, [[task]])
+                await perform_tasks(store, [[task]])
         assert await read_epoch(store, layout) is not None
 
     asyncio.run(main())
@@ -554,11 +554,11 @@ def test_nothing_is_visible_before_the_commit() -> None:
 def test_the_first_of_two_cuts_of_an_epoch_is_committed_and_the_other_one_left_alone() -> None:
     async def main() -> None:
         store = await packed()
-        two, three = phases(slices=2), phases(slices=3)
-        await carry_out(store, two[:-1])
-        await carry_out(store, three)
+        two, three = plan_tasks(slices=2), plan_tasks(slices=3)
+        await perform_tasks(store, two[:-1])
+        await perform_tasks(store, three)
         epoch = await epoch_of(store, three[0][0])
-        await carry_out(store, two[-1:])
+        await perform_tasks(store, two[-1:])
         assert (await epoch_of(store, two[0][0])).to_bytes() == epoch.to_bytes()
         await check_epoch(store, two[0][0])
 
@@ -569,15 +569,15 @@ def test_a_commit_deletes_the_epochs_of_its_run_that_are_older_than_is_kept_and_
     async def main() -> None:
         store = await packed(samples=30)
         for epoch in range(4):
-            await made(store, epoch=epoch, keep=99)
-        await made(store, epoch=0, seed=8, keep=99)
-        await made(store, epoch=0, lanes=2, keep=99)
-        before = await stored(store)
-        await made(store, epoch=4, keep=1)
-        layouts = [await layout_of(store, phases(epoch=epoch)[0][0]) for epoch in range(5)]
+            await write_epoch(store, epoch=epoch, keep=99)
+        await write_epoch(store, epoch=0, seed=8, keep=99)
+        await write_epoch(store, epoch=0, lanes=2, keep=99)
+        before = await read_objects(store)
+        await write_epoch(store, epoch=4, keep=1)
+        layouts = [await layout_of(store, plan_tasks(epoch=epoch)[0][0]) for epoch in range(5)]
         there = [await read_epoch(store, layout) is not None for layout in layouts]
         assert there == [False, False, False, True, True]
-        after = await stored(store)
+        after = await read_objects(store)
         gone = set(before) - set(after)
         assert gone == {key for key in before if key.startswith(tuple(each.folder for each in layouts[:3]))}
 
@@ -587,9 +587,9 @@ def test_a_commit_deletes_the_epochs_of_its_run_that_are_older_than_is_kept_and_
 def test_what_is_old_goes_in_the_order_in_which_nothing_names_what_is_not_there() -> None:
     async def main() -> None:
         store = await packed(samples=30)
-        await made(store, epoch=0, slices=2)
+        await write_epoch(store, epoch=0, slices=2)
         watched = WatchedStore(store)
-        await made(watched, epoch=5, keep=0)
+        await write_epoch(watched, epoch=5, keep=0)
         deleted = [call.split("/")[3] for call in watched.calls if call.startswith("delete")]
         assert deleted == sorted(deleted, key=lambda name: (not name.startswith("manifest"), name != "parts"))
         assert set(deleted) == {"manifests", "manifest.safetensors", "parts", "data"}
@@ -602,13 +602,13 @@ def test_an_epoch_of_which_only_the_copy_of_its_manifest_is_left_is_made_again()
 
     async def main() -> None:
         store = await packed(samples=30)
-        await made(store)
-        task = phases()[0][0]
+        await write_epoch(store)
+        task = plan_tasks()[0][0]
         folder = (await layout_of(store, task)).folder
-        for key in await stored(store, folder):
+        for key in await read_objects(store, folder):
             if key != f"{folder}{POINTER_KEY}":
                 await store.delete(key)
-        await made(store)
+        await write_epoch(store)
         await check_epoch(store, task)
 
     asyncio.run(main())
@@ -617,12 +617,12 @@ def test_an_epoch_of_which_only_the_copy_of_its_manifest_is_left_is_made_again()
 def test_deleting_that_runs_out_of_time_is_gone_on_with() -> None:
     async def main() -> None:
         store = await packed(samples=30)
-        await made(store, epoch=0, slices=2)
-        layout = await layout_of(store, phases(epoch=5)[0][0])
+        await write_epoch(store, epoch=0, slices=2)
+        layout = await layout_of(store, plan_tasks(epoch=5)[0][0])
         assert await delete_epochs(store, layout, keep=0, stop_at_seconds=-math.inf) == (0, (), False)
         deleted = await delete_epochs(store, layout, keep=0)
         assert (deleted.objects > 3, deleted.epochs, deleted.is_all) == (True, (0,), True)
-        assert await stored(store, "epochs/") == {}
+        assert await read_objects(store, "epochs/") == {}
         assert await delete_epochs(store, layout, keep=0) == (0, (), True)
 
     asyncio.run(main())
@@ -637,8 +637,8 @@ def test_a_manifest_of_another_epoch_counts_as_missing_and_is_reported(
 ) -> None:
     async def main() -> None:
         store = await packed(samples=30)
-        task = phases()[0][0]
-        await made(store)
+        task = plan_tasks()[0][0]
+        await write_epoch(store)
         layout = await layout_of(store, task)
         key = layout.folder + version_key(1)
         there, _ = await store.get(key)
@@ -647,7 +647,7 @@ def test_a_manifest_of_another_epoch_counts_as_missing_and_is_reported(
         await store.put(key, content)
         assert await read_epoch(store, layout) is None
         with pytest.raises(Exception, match="epochs/"):
-            await carry_out(store, phases())
+            await perform_tasks(store, plan_tasks())
 
     asyncio.run(main())
     assert "cannot be used" in caplog.text
@@ -656,10 +656,10 @@ def test_a_manifest_of_another_epoch_counts_as_missing_and_is_reported(
 def test_finding_an_epoch_takes_one_request() -> None:
     async def main() -> None:
         store = await packed(samples=30)
-        layout = await layout_of(store, phases()[0][0])
+        layout = await layout_of(store, plan_tasks()[0][0])
         watched = WatchedStore(store)
         assert await read_epoch(watched, layout) is None
-        await made(store)
+        await write_epoch(store)
         assert await read_epoch(watched, layout) is not None
         assert watched.calls == [f"get {layout.folder}{version_key(1)}"] * 2
 
@@ -675,9 +675,9 @@ def test_a_manifest_or_record_that_is_damaged_on_its_way_is_read_again() -> None
 
     async def main() -> None:
         store = await packed(samples=30)
-        tasks = phases()
-        await carry_out(store, tasks[:1])
-        await carry_out(Damaging(store), tasks)
+        tasks = plan_tasks()
+        await perform_tasks(store, tasks[:1])
+        await perform_tasks(Damaging(store), tasks)
         assert await read_epoch(Damaging(store), await layout_of(store, tasks[0][0])) is not None
         await check_epoch(store, tasks[0][0])
 

@@ -73,7 +73,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a part of more than fifty objects be a range of keys, so that tests need only so many."""
+    """Make parts of more than fifty objects ranges of keys, so that tests need no more objects."""
     monkeypatch.setattr("stoker._sources.parts._MAX_NAMED_OBJECTS", 50)
 
 
@@ -168,7 +168,7 @@ def test_many_objects_are_named_by_the_first_and_the_last_of_them() -> None:
 
 
 class Unread(ObjectSource):
-    """A source of so many objects that nobody reads."""
+    """A source of a number of objects, which are never read."""
 
     def __init__(self, objects: int) -> None:
         listed = tuple(ObjectInfo(key=f"{n:07d}", size_bytes=1, tag="t") for n in range(objects))

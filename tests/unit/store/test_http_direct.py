@@ -16,7 +16,7 @@ from stoker._stores.http import Destination, HttpRequest, HttpResponse
 from stoker._stores.http_direct import DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
 from stoker.testing import run_virtual
-from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
+from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
 from support.waiting import until
 
 
@@ -118,7 +118,7 @@ def test_what_comes_behind_an_answer_is_not_the_next_one() -> None:
             await read(reader, server)
             assert server.connections == count
 
-    with_server(saying(WHOLE, WHOLE.replace(b"0", b"x")), use)
+    with_server(answer_with(WHOLE, WHOLE.replace(b"0", b"x")), use)
 
 
 def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() -> None:
@@ -131,8 +131,8 @@ def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() 
             assert (reply.status, reply.body) == (403, b"no")
         assert server.connections == connections
 
-    with_server(saying(refusal), lambda server, reader: use(server, reader, 1))
-    with_server(saying(refusal, b"HTTP/1.1 200 O"), lambda server, reader: use(server, reader, 2))
+    with_server(answer_with(refusal), lambda server, reader: use(server, reader, 1))
+    with_server(answer_with(refusal, b"HTTP/1.1 200 O"), lambda server, reader: use(server, reader, 2))
 
 
 def test_an_endpoint_may_be_an_ipv6_address() -> None:

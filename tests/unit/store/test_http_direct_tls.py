@@ -17,7 +17,7 @@ from stoker import HttpOptions
 from stoker._stores.http import Destination, HttpRequest, HttpResponse
 from stoker._stores.http_direct import Connector, DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
-from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
+from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
 from support.tls import Authority, make_authority
 from support.waiting import until
 
@@ -116,7 +116,7 @@ def test_what_comes_behind_an_answer_is_not_the_next_one(authority: Authority) -
             await read(reader, server)
             assert server.connections == count
 
-    with_server(saying(WHOLE, WHOLE.replace(b"0", b"x")), use, authority=authority)
+    with_server(answer_with(WHOLE, WHOLE.replace(b"0", b"x")), use, authority=authority)
 
 
 def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: Authority) -> None:
@@ -165,7 +165,7 @@ def test_a_server_without_tls_is_a_lost_connection(authority: Authority) -> None
 
 
 class _Cancelling(_HttpConnection):
-    """Cancels whoever is connecting, just when the handshake is done."""
+    """Cancels the connecting task at the end of the handshake."""
 
     def __init__(self, task: asyncio.Task[object]) -> None:
         super().__init__(memoryview(bytearray(1)))

@@ -1,4 +1,4 @@
-"""What is served, read through a store: whose word it takes, whom it tells its token, and what it makes of lies."""
+"""A served data set as a store: the answers that it trusts, where it sends its token, and wrong answers."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_what_is_no_manifest_is_not_taken_for_one() -> None:
         assert type(met.error) is UnexpectedAnswerError
         assert "is not a manifest" in str(met.error)
     met = meet(lambda store: store.get(POINTER_KEY), lambda _, __: reply('ETag: "t"', body=b"anything"))
-    assert met.result[0] == b"anything", "whoever reads it checks it"
+    assert met.result[0] == b"anything", "the reader checks it"
 
 
 # --- keys and versions ------------------------------------------------------------------------------------------

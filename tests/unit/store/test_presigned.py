@@ -1,4 +1,4 @@
-"""URLs that lend the right to read: whoever has one reads that object, for a while, and does nothing else."""
+"""Signed URLs: each permits to read one object, for a limited time, and nothing else."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from support.traced import BODY, TracedRun
 UNHEDGED = FetchConfig(hedge=False, split_parts=1)
 
 
-def told(run: TracedRun) -> Phase:
+def main_phase(run: TracedRun) -> Phase:
     """The phase in which most of the run's waits were, which must add up to what the consumer measured itself."""
     assert sum(run.recorder.seconds.values()) == pytest.approx(run.wait_seconds)
     return max(run.recorder.seconds, key=lambda phase: run.recorder.seconds[phase])
@@ -30,39 +30,39 @@ def told(run: TracedRun) -> Phase:
 
 def test_a_slow_first_byte() -> None:
     run = TracedRun(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.5), config=UNHEDGED).run()
-    assert told(run) is Phase.FIRST_BYTE
+    assert main_phase(run) is Phase.FIRST_BYTE
 
 
 def test_a_slow_link() -> None:
     run = TracedRun(weather=Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 0.5), config=UNHEDGED).run()
-    assert told(run) is Phase.TRANSFER
+    assert main_phase(run) is Phase.TRANSFER
 
 
 @pytest.mark.parametrize("fault", ["throttle_bare", "error", "reset", "truncate", "corrupt"])
 def test_requests_that_fail(fault: str) -> None:
     run = TracedRun(config=UNHEDGED)
     run.store.script = lambda number, key: fault if number < 2 else None
-    assert told(run.run()) is Phase.RETRY
+    assert main_phase(run.run()) is Phase.RETRY
     assert run.recorder.worst_waits()[0].spans[0].object == run.refs[0].key
 
 
 def test_a_pause_that_the_store_asks_for() -> None:
     run = TracedRun(config=UNHEDGED, weather=Weather(tail_sigma=0.0, retry_after_seconds=3.0))
     run.store.script = lambda number, key: "throttle" if number == 0 else None
-    assert told(run.run()) is Phase.RETRY
+    assert main_phase(run.run()) is Phase.RETRY
     assert run.recorder.seconds[Phase.RETRY] == pytest.approx(3.02, abs=0.1)
 
 
 def test_a_ring_that_is_too_small() -> None:
     """One slot beside those for hedges: the next item has none before the last one is given back."""
     slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
-    assert told(TracedRun(slots=3, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()) is Phase.QUEUE
+    assert main_phase(TracedRun(slots=3, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()) is Phase.QUEUE
 
 
 def test_a_ring_that_is_large_enough() -> None:
     slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
     run = TracedRun(slots=8, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()
-    assert told(run) is Phase.FIRST_BYTE
+    assert main_phase(run) is Phase.FIRST_BYTE
     assert run.wait_seconds < 0.5
 
 
@@ -70,13 +70,13 @@ def test_a_small_ring_is_not_reported_if_the_link_is_slow() -> None:
     """The network is never idle, so that more room would bring nothing."""
     slow = Weather(tail_sigma=0.0, total_bytes_per_second=len(BODY) / 0.5)
     run = TracedRun(slots=6, weather=slow, config=UNHEDGED, compute_seconds=0.01).run()
-    assert told(run) is Phase.TRANSFER
+    assert main_phase(run) is Phase.TRANSFER
 
 
 def test_a_schedule_that_looks_less_far_ahead_than_it_could() -> None:
     slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
     run = TracedRun(weather=slow, config=UNHEDGED, compute_seconds=0.2, schedule=FetchSize(2, 0)).run()
-    assert told(run) is Phase.QUEUE
+    assert main_phase(run) is Phase.QUEUE
 
 
 def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
@@ -91,7 +91,7 @@ def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
 def test_a_late_request_that_is_hedged() -> None:
     run = TracedRun(weather=Weather(tail_sigma=0.0), config=FetchConfig(split_parts=1))
     run.store.late = {4: 5.0}
-    assert told(run.run()) is Phase.HEDGE
+    assert main_phase(run.run()) is Phase.HEDGE
     worst = run.recorder.worst_waits()[0]
     assert run.fetcher.stats.hedge_wins == 1
     assert next(iter(worst.by_cause())) == (Phase.HEDGE, run.refs[4].key)
@@ -118,7 +118,7 @@ class SlowTier:
 
 @pytest.mark.parametrize("error", [None, TransientError("lost")])
 def test_a_nearer_place_that_is_slow(error: StoreError | None) -> None:
-    assert told(TracedRun(tiers=[SlowTier(error)], config=UNHEDGED).run()) is Phase.TIER
+    assert main_phase(TracedRun(tiers=[SlowTier(error)], config=UNHEDGED).run()) is Phase.TIER
 
 
 def test_a_checksum_that_takes_long() -> None:
@@ -131,7 +131,7 @@ def test_a_checksum_that_takes_long() -> None:
         return run.refs[0].crc32c
 
     run.fetcher._checksum = slow
-    assert told(run.run()) is Phase.VERIFY
+    assert main_phase(run.run()) is Phase.VERIFY
 
 
 class Kept:
@@ -226,10 +226,10 @@ TWICE = ["first_byte", "transfer", "hedge", "transfer"]
 )  # fmt: skip
 def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
     fetch = Fetch(0, 0, 0.0)
-    told = Activity(fetch, "a", Phase.QUEUE, 0.0)
-    told.add_attempt(requests)
-    told.end_seconds = 2.0
-    fetch.add_activity(told)
+    activity = Activity(fetch, "a", Phase.QUEUE, 0.0)
+    activity.add_attempt(requests)
+    activity.end_seconds = 2.0
+    fetch.add_activity(activity)
     fetch.ready_seconds = 2.0
     assert [span.phase for span in fetch.path()] == phases
     assert sum(span.seconds for span in fetch.path()) == 2.0
@@ -257,8 +257,8 @@ def test_an_unreferenced_fetch_is_freed_without_garbage_collection() -> None:
         recorder = Recorder()
         for item in range(20):
             with recorder.track(item, 0) as fetch:
-                with start_activity("a", Phase.QUEUE) as told:
-                    told.add_attempt([Request(0.0, 1.0, 2.0, 1, WHOLE)])
+                with start_activity("a", Phase.QUEUE) as activity:
+                    activity.add_attempt([Request(0.0, 1.0, 2.0, 1, WHOLE)])
                 with start_activity("a", Phase.VERIFY):
                     pass
                 fetch.slot = 0
@@ -275,9 +275,9 @@ def test_an_unreferenced_fetch_is_freed_without_garbage_collection() -> None:
 
 def test_of_very_many_requests_the_last_are_kept() -> None:
     fetch = Fetch(0, 0, 0.0)
-    told = Activity(fetch, "a", Phase.QUEUE, 0.0)
+    activity = Activity(fetch, "a", Phase.QUEUE, 0.0)
     for number in range(10_000):
-        told.add_attempt([Request(number, None, number + 1.0, 1, WHOLE)])
+        activity.add_attempt([Request(number, None, number + 1.0, 1, WHOLE)])
     assert 2000 < len(fetch.requests) <= 4096
     assert fetch.requests[-1].sent_seconds == 9_999
 

@@ -82,7 +82,7 @@ def test_numbers_outside_the_histogram_are_counted(number: float) -> None:
 
 
 def written(path: Path, batches: int) -> Path:
-    """A trace of so many batches, each of a fetch with a request."""
+    """Return a trace with a number of batches, each with a fetch of one request."""
     with path.open("w") as file:
         file.write('[\n{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"stoker"}}')
         for number in range(batches):

@@ -24,7 +24,7 @@ def shard_of(name: str, position: int, code: ErasureCode = CODE) -> ShardId:
     return ShardId(name, code.data, code.parity, position)
 
 
-def made(nodes: int = 6, *, objects_a_node: int = 100, max_objects: int = 1000) -> ShardDirectory:
+def create_directory(nodes: int = 6, *, objects_a_node: int = 100, max_objects: int = 1000) -> ShardDirectory:
     return ShardDirectory(nodes, CODE, limit_bytes=objects_a_node * TAKEN, max_objects=max_objects)
 
 
@@ -59,7 +59,7 @@ def is_there(directory: ShardDirectory, name: str) -> bool:
 
 
 def test_an_object_is_found_when_enough_shards_of_it_are_stored() -> None:
-    directory, name = made(), named(1)
+    directory, name = create_directory(), named(1)
     placed = directory.place(name, random.Random(1))
     assert placed is not None
     nodes = placed.nodes
@@ -75,14 +75,14 @@ def test_an_object_is_found_when_enough_shards_of_it_are_stored() -> None:
 
 
 def test_what_is_on_its_way_is_placed_no_second_time() -> None:
-    directory, name = made(), named(1)
+    directory, name = create_directory(), named(1)
     directory.place(name, random.Random(1))
     again = directory.place(name, random.Random(2))
     assert again == ({}, 0)
 
 
 def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
-    directory, name = made(nodes=4), named(1)
+    directory, name = create_directory(nodes=4), named(1)
     placed = directory.place(name, random.Random(1))
     assert placed is not None
     directory.set_limit(placed.nodes[1], 0, is_gone=True)
@@ -96,7 +96,7 @@ def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
 
 
 def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
-    directory, rng = made(nodes=8, objects_a_node=10_000, max_objects=10_000), random.Random(7)
+    directory, rng = create_directory(nodes=8, objects_a_node=10_000, max_objects=10_000), random.Random(7)
     directory.set_limit(0, 0, is_gone=True)
     directory.set_limit(1, 0)
     for number in range(4000):
@@ -109,7 +109,7 @@ def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
 
 
 def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_back() -> None:
-    directory, name = made(nodes=3), named(1)
+    directory, name = create_directory(nodes=3), named(1)
     directory.set_limit(1, 0, is_gone=True)
     assert sorted(put(directory, name)) == [0, 1]
     assert is_there(directory, name)
@@ -121,7 +121,7 @@ def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_
 
 
 def test_an_object_larger_than_the_nodes_is_not_placed_and_evicts_nothing() -> None:
-    directory = made(objects_a_node=2)
+    directory = create_directory(objects_a_node=2)
     put(directory, named(1))
     assert directory.place(named(2, 4 * SIZE), random.Random(1)) is None
     assert directory.place("1" + named(3), random.Random(1)) is None  # 4 GiB and more
@@ -129,7 +129,7 @@ def test_an_object_larger_than_the_nodes_is_not_placed_and_evicts_nothing() -> N
 
 
 def test_what_was_used_since_the_hand_passed_stays_once() -> None:
-    directory = made(nodes=3, objects_a_node=3)
+    directory = create_directory(nodes=3, objects_a_node=3)
     for number in range(3):
         put(directory, named(number))
     assert is_there(directory, named(0))
@@ -144,7 +144,7 @@ def test_what_was_used_since_the_hand_passed_stays_once() -> None:
 
 
 def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
-    directory, rng = made(nodes=5, objects_a_node=20, max_objects=10_000), random.Random(3)
+    directory, rng = create_directory(nodes=5, objects_a_node=20, max_objects=10_000), random.Random(3)
     kept: set[str] = set()
     for number in range(500):
         placed = directory.place(named(number), rng)
@@ -159,7 +159,7 @@ def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
 
 
 def test_rows_are_bounded_and_used_again() -> None:
-    directory = made(max_objects=10)
+    directory = create_directory(max_objects=10)
     evicted = 0
     for number in range(100):
         placed = directory.place(named(number, 0), random.Random(number))
@@ -170,7 +170,7 @@ def test_rows_are_bounded_and_used_again() -> None:
 
 
 def test_a_node_that_lost_its_memory_degrades_objects_or_takes_them() -> None:
-    directory = made(nodes=3)
+    directory = create_directory(nodes=3)
     for number in range(2):
         put(directory, named(number))
     directory.clear_node(0)
@@ -182,14 +182,14 @@ def test_a_node_that_lost_its_memory_degrades_objects_or_takes_them() -> None:
 
 
 def test_a_degraded_object_gets_back_what_it_lost_and_nothing_else() -> None:
-    directory, name = made(nodes=3), named(1)
+    directory, name = create_directory(nodes=3), named(1)
     nodes = put(directory, name)
     directory.clear_node(nodes[2])
     assert put(directory, name) == {2: nodes[2]}
 
 
 def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> None:
-    directory = made(nodes=20)
+    directory = create_directory(nodes=20)
     for number in range(60):
         put(directory, named(number), seed=number)
     directory.clear_node(7)
@@ -202,7 +202,7 @@ def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> No
 
 
 def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() -> None:
-    directory, name = made(nodes=3), named(1)
+    directory, name = create_directory(nodes=3), named(1)
     placed = directory.place(name, random.Random(1))
     assert placed is not None
     for node in range(3):
@@ -213,7 +213,7 @@ def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() ->
 
 
 def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
-    before, after = made(), made()
+    before, after = create_directory(), create_directory()
     names = [named(number) for number in range(50)]
     for name in names:
         put(before, name, seed=int(name[:8], 16))
@@ -226,7 +226,7 @@ def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
 
 
 def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
-    directory, name = made(), named(1)
+    directory, name = create_directory(), named(1)
     directory.reconcile(0, [shard_of(name, 0)])
     assert doomed(directory) == []
     directory.reconcile(1, [shard_of(name, 0)])
@@ -236,7 +236,7 @@ def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
 
 
 def test_shards_of_an_unused_code_are_strays() -> None:
-    directory = made()
+    directory = create_directory()
     strange = shard_of(named(1), 0, ErasureCode(5, 5))
     directory.reconcile(0, [strange])
     assert doomed(directory) == [(0, strange)]
@@ -248,7 +248,7 @@ def test_shards_of_an_unused_code_are_strays() -> None:
 
 
 def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
-    directory, name = made(), named(1)
+    directory, name = create_directory(), named(1)
     nodes = put(directory, name)
     directory.remove_object(name)
     assert doomed(directory) == sorted((node, shard_of(name, at)) for at, node in nodes.items())
@@ -258,7 +258,7 @@ def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
 
 
 def test_what_is_to_be_deleted_is_given_out_page_by_page_and_not_believed_if_it_is_listed() -> None:
-    directory, names = made(nodes=3), [named(number) for number in range(5)]
+    directory, names = create_directory(nodes=3), [named(number) for number in range(5)]
     for name in names:
         put(directory, name)
         directory.remove_object(name)
@@ -276,7 +276,7 @@ def test_what_is_to_be_deleted_is_given_out_page_by_page_and_not_believed_if_it_
 
 
 def test_of_what_a_distrusted_node_lists_only_what_was_placed_there_is_believed() -> None:
-    directory, name = made(nodes=3), named(1)
+    directory, name = create_directory(nodes=3), named(1)
     placed = directory.place(name, random.Random(1))
     assert placed is not None
     mine, other = shard_of(name, 0), shard_of(named(2), 0)
@@ -290,7 +290,7 @@ def test_of_what_a_distrusted_node_lists_only_what_was_placed_there_is_believed(
 
 
 def test_a_node_that_lists_more_than_its_limit_is_believed_and_gets_no_more() -> None:
-    directory = made(nodes=4, objects_a_node=1)
+    directory = create_directory(nodes=4, objects_a_node=1)
     names = [named(number) for number in range(5)]
     directory.reconcile(0, [shard_of(name, 0) for name in names])
     assert doomed(directory) == []
@@ -307,7 +307,7 @@ def test_an_entry_takes_at_most_the_documented_memory() -> None:
         with memory.round():
             for name in names:
                 directory.place(name, rng)
-    assert memory.kept_bytes / len(names) < 250
+    assert memory.held_bytes / len(names) < 250
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_the_last_of_the_most_nodes_can_be_used() -> None:
 
 
 def test_a_newcomer_does_not_count_as_used_because_the_object_before_it_in_its_row_was() -> None:
-    directory = made(nodes=3, objects_a_node=2)
+    directory = create_directory(nodes=3, objects_a_node=2)
     put(directory, named(0))
     assert is_there(directory, named(0))
     assert forgotten(directory, 0) == [3]

@@ -44,7 +44,7 @@ class Receiver:
         return memoryview(self.memories[-1])[len(GUARD) : len(GUARD) + body_bytes]
 
     def receive(self, data: bytes, most_bytes: int = 1 << 30) -> None:
-        """Receive all of it, at most so many bytes at a time."""
+        """Receive all of it, in parts of a maximum size."""
         while data:
             buffer = self.reader.get_buffer()
             taken = min(len(buffer), most_bytes, len(data))

@@ -29,7 +29,7 @@ def in_doubt() -> NodeStateMachine:
     return life
 
 
-def gone() -> NodeStateMachine:
+def lost_node() -> NodeStateMachine:
     life = in_doubt()
     assert [life.on_timeout(), life.on_timeout()] == [False, True]
     assert life.state is NodeState.GONE
@@ -294,7 +294,7 @@ def test_a_call_that_fails_beside_an_instance_that_is_awake_does_not_concern_it(
 
 
 def test_a_node_that_is_gone_comes_back_by_greeting_only() -> None:
-    life = gone()
+    life = lost_node()
     assert not life.on_message(ONE, 5.0)
     assert not life.on_leaving(ONE, 5.0)
     assert not life.on_disconnected(ONE)

@@ -62,10 +62,10 @@ def test_a_node_that_only_answers_pings_is_given_up_after_three_failed_reads() -
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(3):
             assert made.believed() == {"warm-0": {SHARD}}
-            assert not await made.kept(NAME, DATA)
+            assert not await made.can_read(NAME, DATA)
         assert node.state_machine.state is NodeState.GONE
         assert made.believed() == {}
-        assert not await made.kept(NAME, DATA)
+        assert not await made.can_read(NAME, DATA)
         assert mute.asked == 3, "nobody waits for it any more"
 
     check_mute(test)
@@ -74,9 +74,9 @@ def test_a_node_that_only_answers_pings_is_given_up_after_three_failed_reads() -
 def test_waiters_for_a_node_that_is_given_up_fail_at_once() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(2):
-            assert not await made.kept(NAME, DATA)
+            assert not await made.can_read(NAME, DATA)
         begun_seconds = asyncio.get_running_loop().time()
-        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(1.0)
         for instance in made.platform.all_instances():
             instance.freeze()  # so that the node may be awake when the third read is in vain
@@ -91,11 +91,11 @@ def test_waiters_for_a_node_that_is_given_up_fail_at_once() -> None:
 
 def test_concurrent_failed_reads_count_once() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
-        assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
+        assert not any(await asyncio.gather(*[made.can_read(NAME, DATA) for _ in range(5)]))
         assert node.state_machine.state is not NodeState.GONE
         mute.is_mute, made.network.links[-1].config = False, made.network.config
         await asyncio.sleep(15.0)  # until what trickles is over
-        assert await made.kept(NAME, DATA)
+        assert await made.can_read(NAME, DATA)
 
     check_mute(test)
 
@@ -103,16 +103,16 @@ def test_concurrent_failed_reads_count_once() -> None:
 def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each_time_it_greets() -> None:
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(3):
-            assert not await made.kept(NAME, DATA)
+            assert not await made.can_read(NAME, DATA)
         for turn in range(1, 4):
             await asyncio.sleep(65.0)
             assert made.believed() == {"warm-0": {SHARD}}
-            assert not await made.kept(NAME, DATA)
+            assert not await made.can_read(NAME, DATA)
             assert mute.asked == 3 + turn
             assert node.state_machine.state is NodeState.GONE
         mute.is_mute = False
         await asyncio.sleep(65.0)
-        assert await made.kept(NAME, DATA)
+        assert await made.can_read(NAME, DATA)
 
     check_mute(test)
 
@@ -122,7 +122,7 @@ def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> 
         for _ in range(6):
             await asyncio.sleep(5.0)
             made.platform.mood = Mood(warm_seconds=1.5)
-            assert not await made.kept(NAME, DATA)
+            assert not await made.can_read(NAME, DATA)
         assert made.believed() == {"warm-0": {SHARD}}
 
     check_mute(test, linger_seconds=0.25)

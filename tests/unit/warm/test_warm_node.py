@@ -25,7 +25,7 @@ MAC_TEXT = "0123456789abcdef" * 3 + "01234567"
 
 
 def shard(number: int, size_bytes: int = SIZE_BYTES) -> ShardId:
-    """Return the id of the only shard of an object of so many bytes."""
+    """Return the id of the only shard of an object of a size."""
     return ShardId(f"{0:08x}{size_bytes:08x}{number:016x}", 1, 0, 0)
 
 

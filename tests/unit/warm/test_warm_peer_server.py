@@ -32,7 +32,7 @@ async def dialled(tier: Tier, node: str, secret: WarmSecret, greeting: Head = GR
 
 
 def test_a_crowd_that_does_not_know_the_secret_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> list[str]:
+    def logged_messages() -> list[str]:
         records = [each.getMessage() for each in caplog.records if each.name == "stoker.warm.reception"]
         caplog.clear()
         return records
@@ -40,11 +40,11 @@ def test_a_crowd_that_does_not_know_the_secret_fills_no_log(caplog: pytest.LogCa
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             await asyncio.gather(*(dialled(tier, "warm-0", WarmSecret.generate()) for _ in range(40)))
-            (first,) = told()
+            (first,) = logged_messages()
             assert "STOKER_WARM_SECRET" in first
             await asyncio.sleep(11.0)
             await dialled(tier, "warm-0", WarmSecret.generate())
-            (later,) = told()
+            (later,) = logged_messages()
             assert "39 more" in later
 
     run(test)

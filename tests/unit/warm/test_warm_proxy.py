@@ -47,10 +47,10 @@ def statistics(tier: Tier, *names: str) -> list[int]:
 
 def test_what_was_offered_is_read_and_what_was_not_is_missed() -> None:
     async def test(tier: Tier) -> None:
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         await tier.put(*OBJECTS)
         for name, data in OBJECTS:
-            assert await tier.kept(name, data)
+            assert await tier.can_read(name, data)
         assert statistics(tier, "hits", "misses", "losses", "stored") == [6, 1, 0, 6]
 
     check(test)
@@ -59,14 +59,14 @@ def test_what_was_offered_is_read_and_what_was_not_is_missed() -> None:
 def test_an_object_of_no_bytes_is_kept_too() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(named(9, 0))
-        assert await tier.kept(*named(9, 0))
+        assert await tier.can_read(*named(9, 0))
 
     check(test)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1])
 def test_shards_without_bytes_are_written_again_too(size_bytes: int) -> None:
-    """They are counted by whoever looks whether an object can be read."""
+    """They are counted by the check whether an object can be read."""
 
     async def test(tier: Tier) -> None:
         tiny = named(9, size_bytes)
@@ -74,7 +74,7 @@ def test_shards_without_bytes_are_written_again_too(size_bytes: int) -> None:
         for node in range(tier.config.nodes):
             tier.platform.reclaim(f"warm-{node}")
             await asyncio.sleep(70.0)
-            assert await tier.kept(*tiny)
+            assert await tier.can_read(*tiny)
             await asyncio.sleep(1.0)
         assert statistics(tier, "rebuilt") == [tier.config.nodes]
 
@@ -87,7 +87,7 @@ def test_an_offer_is_copied_and_never_blocks() -> None:
         tier.proxy.objects.offer(NAME, memoryview(memory))
         memory[:] = bytes(len(memory))
         await asyncio.sleep(3.0)
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -133,14 +133,14 @@ def test_as_many_shards_as_there_is_parity_for_may_be_lost_and_come_back(code: s
             tier.platform.reclaim(f"warm-{node}")
         for _ in range(3):  # the first round finds them gone, the second calls them, the third knows what is lost
             for name, data in OBJECTS:
-                assert await tier.kept(name, data)
+                assert await tier.can_read(name, data)
             await asyncio.sleep(1.0)
         assert statistics(tier, "hits", "losses", "rebuilt") == [18, 0, 6 * parity]
         assert tier.believed() == tier.held()
         for node in range(parity, 2 * parity):  # others
             tier.platform.reclaim(f"warm-{node % tier.config.nodes}")
         for name, data in OBJECTS:
-            assert await tier.kept(name, data)
+            assert await tier.can_read(name, data)
 
     check(test, nodes=ErasureCode.parse(code).shards, code=code)
 
@@ -154,15 +154,15 @@ def test_with_one_more_lost_an_object_is_lost_until_it_is_offered_again_and_only
         lost = tier.config.code.parity + 1
         for node in range(lost):
             tier.platform.reclaim(f"warm-{node}")
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         assert statistics(tier, "losses", "misses") == [1, 0]
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         assert statistics(tier, "losses", "misses") == [1, 1]
         terms = {each.name: each.store.version.change_count for each in tier.platform.all_instances()}
         await tier.put((NAME, DATA))
         written = sum(each.store.version.change_count - terms[each.name] for each in tier.platform.all_instances())
         assert written == lost
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
 
     check(test, nodes=ErasureCode.parse(code).shards, code=code)
 
@@ -173,11 +173,11 @@ def test_nodes_that_cannot_be_reached_lose_nothing_and_a_read_ends_in_time() -> 
         await asyncio.sleep(2.0)
         tier.platform.mood = Mood(throttled=1.0)
         begun_seconds = asyncio.get_running_loop().time()
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds <= tier.config.read_seconds
         tier.platform.mood = Mood()
         await asyncio.sleep(10.0)
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -192,7 +192,7 @@ def test_a_damaged_shard_is_an_erasure_and_is_written_anew() -> None:
         payload = bytearray(held.payload)
         payload[7] ^= 1
         store.set(shard, held.mac, payload)
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
         await asyncio.sleep(1.0)
         assert statistics(tier, "corrupt", "hits", "rebuilt") == [1, 1, 1]
         again = store.get(shard)
@@ -207,7 +207,7 @@ def test_a_slow_node_is_not_waited_for() -> None:
         await tier.put((NAME, DATA))
         tier.platform.instances["warm-1"][0].freeze()
         begun_seconds = asyncio.get_running_loop().time()
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds < 0.1
         assert statistics(tier, "late", "hits") == [1, 1]
 
@@ -217,9 +217,9 @@ def test_a_slow_node_is_not_waited_for() -> None:
 def test_full_nodes_evict_whole_objects_unread_ones_first() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:3])
-        assert await tier.kept(*OBJECTS[0])
+        assert await tier.can_read(*OBJECTS[0])
         await tier.put(OBJECTS[3])
-        assert [await tier.kept(*each) for each in OBJECTS[:4]] == [True, False, True, True]
+        assert [await tier.can_read(*each) for each in OBJECTS[:4]] == [True, False, True, True]
         await tier.put(OBJECTS[4])
         await asyncio.sleep(1.0)
         assert statistics(tier, "evicted", "objects") == [2, 3]
@@ -236,7 +236,7 @@ def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_agai
         proxy = tier.proxy
         proxy.objects.remove(NAME)
         await proxy._reconcile(proxy._nodes[0])
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         await tier.put(OBJECTS[2])
         assert tier.believed() == tier.held()
 
@@ -260,12 +260,12 @@ def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() 
         await tier.put(*OBJECTS[:2])
         tier.proxy.objects.remove(NAME)
         tier.proxy.objects.remove(named(99, 10)[0])  # of which nothing is known
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         await tier.put(OBJECTS[2])  # which has the nodes told
-        assert [await tier.kept(*each) for each in OBJECTS[:3]] == [False, True, True]
+        assert [await tier.can_read(*each) for each in OBJECTS[:3]] == [False, True, True]
         assert tier.believed() == tier.held()
         await tier.put((NAME, DATA))
-        assert await tier.kept(NAME, DATA)
+        assert await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -278,10 +278,10 @@ def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds
         tier.proxy.objects.remove(NAME)
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "pending_bytes") == [0, 0]
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
         await tier.put(OBJECTS[1])
         assert tier.believed() == tier.held()
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -294,7 +294,7 @@ def test_an_object_that_is_dropped_while_it_waits_to_be_written_is_not_kept() ->
         tier.proxy.objects.remove(OBJECTS[1][0])
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "stored", "pending_bytes") == [1, 1, 0]
-        assert [await tier.kept(*each) for each in OBJECTS[:2]] == [True, False]
+        assert [await tier.can_read(*each) for each in OBJECTS[:2]] == [True, False]
 
     check(test, writes=1)
 
@@ -304,14 +304,14 @@ def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> No
         await tier.put((NAME, DATA))
         first = ShardId(NAME, 2, 1, 0)
         assert any(each.store.delete(first) for each in tier.platform.all_instances())
-        reading = asyncio.ensure_future(tier.kept(NAME, DATA))
+        reading = asyncio.ensure_future(tier.can_read(NAME, DATA))
         await asyncio.sleep(0.0005)
         assert not reading.done()
         tier.proxy.objects.remove(NAME)
         assert await reading
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects") == [0]
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -322,7 +322,7 @@ def test_an_offer_that_no_node_could_begin_is_not_counted_for_ever() -> None:
         await tier.proxy.close()
         tier.proxy.objects.offer(NAME, memoryview(DATA))
         assert statistics(tier, "pending_bytes", "declined") == [0, 1]
-        assert not await tier.kept(NAME, DATA)
+        assert not await tier.can_read(NAME, DATA)
 
     check(test)
 
@@ -336,7 +336,7 @@ def test_a_proxy_in_the_place_of_another_learns_what_nodes_hold(is_crash: bool) 
         calls = len(tier.platform.calls)
         await asyncio.sleep(1.0)
         assert len(tier.platform.calls) == calls + tier.config.nodes, "each node is called once"
-        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+        assert [await tier.can_read(*each) for each in OBJECTS] == [True] * 6
         assert tier.platform.counts.cold == tier.config.nodes
 
     check(test)
@@ -345,7 +345,7 @@ def test_a_proxy_in_the_place_of_another_learns_what_nodes_hold(is_crash: bool) 
 def test_a_closed_proxy_makes_no_call_and_leaves_no_task() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS)
-        reading = [asyncio.ensure_future(tier.kept(*each)) for each in OBJECTS]
+        reading = [asyncio.ensure_future(tier.can_read(*each)) for each in OBJECTS]
         await asyncio.sleep(0.0)
         await tier.proxy.close()
         await tier.proxy.close()
@@ -381,7 +381,7 @@ def test_reads_cost_one_call_for_as_long_as_they_come_soon_behind_each_other() -
         tier.platform.calls.clear()
         billed_seconds = tier.platform.counts.billed_seconds
         for _ in range(100):
-            assert await tier.kept(NAME, DATA)
+            assert await tier.can_read(NAME, DATA)
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.0)
         assert [call.task for call in tier.platform.calls] == ["serve"] * 3
@@ -400,7 +400,7 @@ def test_readers_at_any_pace_never_start_second_instances(answer_seconds: float)
         tier.platform.mood = Mood(answer_seconds=answer_seconds)
         await tier.put((NAME, DATA))
         for turn in range(300):
-            assert await tier.kept(NAME, DATA)
+            assert await tier.can_read(NAME, DATA)
             await asyncio.sleep(tier.config.linger_seconds - 0.02 + turn * 0.0001)
         assert tier.platform.counts.cold <= tier.config.nodes
         assert len(tier.platform.all_instances()) == tier.config.nodes
@@ -427,7 +427,7 @@ def test_the_meter_agrees_with_the_platform() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS)
         for _ in range(50):
-            await tier.kept(*OBJECTS[3])
+            await tier.can_read(*OBJECTS[3])
             await asyncio.sleep(0.7)
         await asyncio.sleep(100.0)
         used = tier.proxy.bill.usage.values()
@@ -480,7 +480,7 @@ def test_a_node_whose_shards_are_always_late_is_neither_called_again_nor_given_u
                 end._link.config = slow.link
             calls = len(tier.platform.calls)
             for number in range(1000):
-                assert await tier.kept(*objects[number % 5])
+                assert await tier.can_read(*objects[number % 5])
                 await asyncio.sleep(0.01)
             statistics = tier.proxy.statistics()
             assert (statistics.losses, statistics.rebuilt) == (0, 0)

@@ -23,7 +23,7 @@ A, B, C, D, E = (shard_id(number) for number in range(5))
 
 
 def shelf_with(*ids: ShardId, room: int) -> ShardStore:
-    """Return a store with room for so many shards, those of some ids put there in turn."""
+    """Return a store with room for a number of shards, and put shards with some ids there in turn."""
     store = ShardStore(room * TAKEN_BYTES)
     for each in ids:
         assert store.set(each, MAC, PAYLOAD) == []
@@ -71,7 +71,7 @@ def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards
             store.get(each)
         return store
 
-    assert SHARD_OVERHEAD_BYTES / 2 < memory_of(filled).kept_bytes / shards <= SHARD_OVERHEAD_BYTES + 8
+    assert SHARD_OVERHEAD_BYTES / 2 < memory_of(filled).held_bytes / shards <= SHARD_OVERHEAD_BYTES + 8
 
 
 def test_a_shard_larger_than_the_limit_is_refused_and_evicts_nothing() -> None:

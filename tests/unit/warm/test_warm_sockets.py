@@ -1,4 +1,4 @@
-"""Where the proxy is dialled, over real sockets: whoever keeps silent is bounded, and keeps nobody out."""
+"""The proxy's listener, over real sockets: silent peers are limited in number and time, and block no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pong(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
 
 
 class Host:
-    """A door, and whom it has let in."""
+    """A listener, and the connections that it has accepted."""
 
     def __init__(self, certificate: Pem | None, limit: int) -> None:
         self.limit = limit
@@ -70,10 +70,10 @@ class Host:
         """Return the connection of a node that has dialled, at its end."""
         fingerprint = self.listener.fingerprint
 
-        def made() -> NodeConnection:
+        def create_connection() -> NodeConnection:
             return self.node_end(fingerprint, secret)
 
-        return await connect_to_proxy(Address.parse(self.listener.address), fingerprint, made)
+        return await connect_to_proxy(Address.parse(self.listener.address), fingerprint, create_connection)
 
     def node_end(self, fingerprint: str | None = None, secret: WarmSecret = SECRET) -> NodeConnection:
         """Return a node's end that expects a certificate: the listener's if none is given."""

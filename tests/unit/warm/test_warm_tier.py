@@ -79,7 +79,7 @@ def test_with_as_many_shards_of_every_object_lost_as_there_is_parity_for_the_buc
 ) -> None:
     async def test(bench: Bench) -> None:
         if is_awake:
-            await bench.tier.kept(warm_name(REFS[0]), BODIES[REFS[0].key])
+            await bench.tier.can_read(warm_name(REFS[0]), BODIES[REFS[0].key])
         for node in range(bench.tier.config.code.parity):
             bench.tier.platform.reclaim(f"warm-{node}")
         assert await bench.fetch_all() == 0
@@ -94,7 +94,7 @@ def test_with_as_many_shards_of_every_object_lost_as_there_is_parity_for_the_buc
 def test_with_one_more_lost_the_bucket_serves_until_every_object_is_back(code: str, is_awake: bool) -> None:
     async def test(bench: Bench) -> None:
         if is_awake:
-            await bench.tier.kept(warm_name(REFS[0]), BODIES[REFS[0].key])
+            await bench.tier.can_read(warm_name(REFS[0]), BODIES[REFS[0].key])
         for node in range(bench.tier.config.code.parity + 1):
             bench.tier.platform.reclaim(f"warm-{node}")
         assert await bench.fetch_all() == len(REFS)
@@ -140,7 +140,7 @@ def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from
             await asyncio.sleep(5.0)
         assert bench.fetcher.stats.checksum_failures == 1
         assert len(bench.store.sent_seconds) == before + 1
-        assert await bench.tier.kept(warm_name(ref), BODIES[ref.key])
+        assert await bench.tier.can_read(warm_name(ref), BODIES[ref.key])
 
     check("2+1", test)
 

@@ -17,7 +17,7 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
         await asyncio.sleep(2.0)
         made.platform.calls.clear()
         made.platform.mood = Mood(stray=1.0)
-        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(0.2)
         made.platform.mood = Mood()
         assert await reading
@@ -39,7 +39,7 @@ def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> Non
         made.platform.mood, made.platform.most = Mood(stray=1.0), 2
         made.platform.calls.clear()
         for _ in range(20):
-            assert await made.kept(NAME, DATA)
+            assert await made.can_read(NAME, DATA)
             await asyncio.sleep(100.0)
         assert len(made.platform.all_instances()) == 2
         assert not made.proxy.statistics().losses
@@ -55,7 +55,7 @@ def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one
         made.platform.calls.clear()
         die_in_silence(made)
         begun_seconds = asyncio.get_running_loop().time()
-        assert not await made.kept(NAME, DATA)
+        assert not await made.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds < 1.0
         assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", True)]
         assert made.believed() == {}
@@ -73,13 +73,13 @@ def test_the_second_call_is_made_although_the_waiters_have_left() -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.mood = Mood(stray=1.0)
-        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(0.2)
         made.platform.mood = Mood()
         reading.cancel()
         await asyncio.sleep(5.0)
         assert node.state_machine.expected_version.change_count == 1
-        assert await made.kept(NAME, DATA)
+        assert await made.can_read(NAME, DATA)
 
     check(test)
 
@@ -91,7 +91,7 @@ def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
         die_in_silence(made)
         made.platform.mood = Mood(cold_seconds=1.2)
         begun_seconds = asyncio.get_running_loop().time()
-        assert not await made.kept(NAME, DATA)
+        assert not await made.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.01)
         await asyncio.sleep(5.0)
         assert made.believed() == {}
@@ -105,7 +105,7 @@ def test_a_platform_that_runs_one_instance_at_a_time_is_not_called_for_ever() ->
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         die_in_silence(made)
-        assert not await made.kept(NAME, DATA)
+        assert not await made.can_read(NAME, DATA)
         assert made.platform.counts.throttled == 1
         assert made.believed() == {}
         await ping(node)

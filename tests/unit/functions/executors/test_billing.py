@@ -21,7 +21,7 @@ def bill_of(log_result: str) -> Answer:
     return add_bill(UNKNOWN, log_result)
 
 
-def known(seconds: float, memory_bytes: int, *, is_cold: bool) -> Answer:
+def answer_with(seconds: float, memory_bytes: int, *, is_cold: bool) -> Answer:
     return Answer(result={}, billed_seconds=seconds, memory_bytes=memory_bytes, is_cold=is_cold)
 
 
@@ -30,23 +30,23 @@ def encoded(log: str) -> str:
 
 
 def test_the_report_line_tells_time_with_initialisation_memory_and_a_cold_start() -> None:
-    assert bill_of(encoded(REPORT)) == known(1.353, 2 << 30, is_cold=True)
+    assert bill_of(encoded(REPORT)) == answer_with(1.353, 2 << 30, is_cold=True)
 
 
 def test_a_warm_invocation_has_no_initialisation() -> None:
     log = REPORT.replace("\tInit Duration: 1250.31 ms", "")
-    assert bill_of(encoded(log)) == known(1.353, 2 << 30, is_cold=False)
+    assert bill_of(encoded(log)) == answer_with(1.353, 2 << 30, is_cold=False)
 
 
 def test_a_snapshot_that_was_restored_is_a_cold_start() -> None:
     log = REPORT.replace("Init Duration: 1250.31 ms", "Restore Duration: 400.00 ms\tBilled Restore Duration: 12 ms")
     bill = bill_of(encoded(log))
-    assert bill == known(1.353, 2 << 30, is_cold=True)
+    assert bill == answer_with(1.353, 2 << 30, is_cold=True)
 
 
 def test_a_report_in_json_is_read_too() -> None:
     bill = bill_of(encoded('{"message":"hello"}\n' + JSON_REPORT))
-    assert bill == known(0.64, 512 << 20, is_cold=True)
+    assert bill == answer_with(0.64, 512 << 20, is_cold=True)
 
 
 def test_what_the_function_itself_printed_before_is_not_believed() -> None:
@@ -70,4 +70,4 @@ def test_what_is_no_base64_tells_nothing(text: str) -> None:
 
 def test_a_log_that_was_cut_in_the_middle_of_a_character_is_read() -> None:
     whole = ("é" * 10 + "\n" + REPORT).encode()[1:]
-    assert bill_of(base64.b64encode(whole).decode()) == known(1.353, 2 << 30, is_cold=True)
+    assert bill_of(base64.b64encode(whole).decode()) == answer_with(1.353, 2 << 30, is_cold=True)

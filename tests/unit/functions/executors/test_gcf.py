@@ -23,7 +23,7 @@ from stoker.errors import (
 )
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.gcf import GcfExecutor, deployed_size
-from support.function_endpoints import Answering, Endpoint, answering, gcf_endpoint
+from support.function_endpoints import Answering, Endpoint, answer_with, gcf_endpoint
 
 
 class KnownTokens:
@@ -111,7 +111,7 @@ def test_a_function_is_charged_at_the_size_that_it_is_deployed_with() -> None:
     ],
 )
 def test_what_the_platform_refuses_is_a_typed_error(status: int, kind: type[Exception]) -> None:
-    error, endpoint, _ = called(answering(status, "<html>no</html>", Retry_After="3", Location="/elsewhere"))
+    error, endpoint, _ = called(answer_with(status, "<html>no</html>", Retry_After="3", Location="/elsewhere"))
     assert type(error) is kind
     assert len(endpoint.seen) == 1
     if isinstance(error, ThrottledError):
@@ -132,25 +132,25 @@ def test_what_the_platform_refuses_is_a_typed_error(status: int, kind: type[Exce
 def test_what_a_function_itself_says_goes_before_the_status(
     status: int, error_type: str, kind: type[Exception]
 ) -> None:
-    error, _, _ = called(answering(status, {"errorType": error_type, "errorMessage": "so it is"}))
+    error, _, _ = called(answer_with(status, {"errorType": error_type, "errorMessage": "so it is"}))
     assert isinstance(error, kind)
     assert "so it is" in str(error)
 
 
 @pytest.mark.parametrize("body", ["[]", "null", '{"errorType": 5}', '{"error": {}}', "{", "[" * 100_000])
 def test_an_answer_that_is_not_a_functions_error_is_the_platforms(body: str) -> None:
-    error, _, _ = called(answering(500, body))
+    error, _, _ = called(answer_with(500, body))
     assert isinstance(error, ServerError)
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[" * 100_000])
 def test_a_success_without_json_is_not_the_function_s_and_is_retried(body: str) -> None:
-    error, _, _ = called(answering(200, body))
+    error, _, _ = called(answer_with(200, body))
     assert isinstance(error, ServerError)
 
 
 def test_a_token_that_was_refused_is_not_used_again() -> None:
-    _, endpoint, tokens = called(answering(401, ""))
+    _, endpoint, tokens = called(answer_with(401, ""))
     assert tokens.forgotten == [f"{endpoint.url}/stoker-echo"]
 
 

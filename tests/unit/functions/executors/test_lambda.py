@@ -23,7 +23,7 @@ from stoker.errors import (
 )
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.lambda_ import LambdaExecutor
-from support.function_endpoints import Answering, Endpoint, answering, lambda_endpoint
+from support.function_endpoints import Answering, Endpoint, answer_with, lambda_endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_without_a_report_the_time_until_the_answer_is_what_is_known() -> None:
 )
 def test_a_refusal_is_a_typed_error_and_is_not_repeated(status: int, code: str, kind: type[Exception]) -> None:
     said = {"Type": "User", "Message": "because", "message": "because"}
-    error, endpoint = called(answering(status, said, x_amzn_ErrorType=code, Retry_After="7"))
+    error, endpoint = called(answer_with(status, said, x_amzn_ErrorType=code, Retry_After="7"))
     assert type(error) is kind
     assert "stoker-echo: " in str(error)
     assert code in str(error)
@@ -135,13 +135,13 @@ def test_a_refusal_is_a_typed_error_and_is_not_repeated(status: int, code: str, 
     ids=str,
 )
 def test_how_a_function_ended_is_a_typed_error(said: dict[str, Any], kind: type[Exception], message: str) -> None:
-    error, _ = called(answering(200, said, X_Amz_Function_Error="Unhandled"))
+    error, _ = called(answer_with(200, said, X_Amz_Function_Error="Unhandled"))
     assert isinstance(error, kind)
     assert message in str(error)
 
 
 def test_an_answer_without_json_is_not_the_function_s() -> None:
-    error, _ = called(answering(200, "<html>welcome</html>"))
+    error, _ = called(answer_with(200, "<html>welcome</html>"))
     assert isinstance(error, ServerError)
 
 

@@ -24,10 +24,12 @@ _WAIT_SECONDS = 300.0  # of a hang
 
 def workers() -> list[psutil.Process]:
     """The worker processes of this one."""
-    return [child for child in psutil.Process().children() if "stoker_functions._executors.worker" in said(child)]
+    return [
+        child for child in psutil.Process().children() if "stoker_functions._executors.worker" in command_line(child)
+    ]
 
 
-def said(process: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
     """The command line of a process; empty when it has ended."""
     try:
         return " ".join(process.cmdline())
@@ -37,9 +39,9 @@ def said(process: psutil.Process) -> str:
 
 async def written(file: Path) -> int:
     """Wait until a function has written who it is."""
-    while not (said := who(file)):  # noqa: ASYNC110 - a file has no event
+    while not (found := who(file)):  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.01)
-    return said
+    return found
 
 
 def who(file: Path) -> int:

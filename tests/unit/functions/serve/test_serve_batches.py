@@ -172,15 +172,15 @@ def test_batches_of_several_versions_take_turns_since_each_may_take_all_the_memo
                 await may_come.wait()
 
     async def use(service: Service) -> None:
-        def asked(version: int, position: int) -> asyncio.Task[Response]:
+        def request_batch(version: int, position: int) -> asyncio.Task[Response]:
             query = f"size=4&shuffle=none&version={version}"
             request = Request(method="GET", path=f"/v1/ds/batches/{position}", query=query)
             return asyncio.get_running_loop().create_task(service.answer(request))
 
-        first, beside = asked(1, 0), asked(1, 30)
+        first, beside = request_batch(1, 0), request_batch(1, 30)
         await reading.wait()
         await until(lambda: len(read()) == 2)
-        other, gone, later = asked(2, 50), asked(2, 54), asked(1, 20)
+        other, gone, later = request_batch(2, 50), request_batch(2, 54), request_batch(1, 20)
         await until(lambda: held.calls.count(f"get {version_key(2)}") == 1)
         for _ in range(20):
             await asyncio.sleep(0)

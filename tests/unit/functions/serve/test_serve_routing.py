@@ -14,32 +14,32 @@ from stoker_functions.serve import HttpError, Request
 from stoker_functions.serve._messages import DatasetRequest, parse_request
 
 
-def asked(path: str, query: str = "", method: str = "GET") -> DatasetRequest:
+def parse_path(path: str, query: str = "", method: str = "GET") -> DatasetRequest:
     return parse_request(Request(method=method, path=path, query=query))
 
 
 def refused(path: str, query: str = "", method: str = "GET") -> HttpError:
     with pytest.raises(HttpError) as caught:
-        asked(path, query, method)
+        parse_path(path, query, method)
     return caught.value
 
 
 def test_each_path_asks_for_what_it_says() -> None:
-    assert asked("/v1/train/manifest") == DatasetRequest(dataset="train", what="manifest", version=None)
-    assert asked("/v1/train/manifest", "version=3", "HEAD") == DatasetRequest(
+    assert parse_path("/v1/train/manifest") == DatasetRequest(dataset="train", what="manifest", version=None)
+    assert parse_path("/v1/train/manifest", "version=3", "HEAD") == DatasetRequest(
         dataset="train", what="manifest", version=3
     )
-    assert asked("/v1/a-b_9/super-samples/0") == DatasetRequest(
+    assert parse_path("/v1/a-b_9/super-samples/0") == DatasetRequest(
         dataset="a-b_9", what="super-samples", version=None, number=0
     )
-    assert asked("/v1/t/super-samples/17", "version=2") == DatasetRequest(
+    assert parse_path("/v1/t/super-samples/17", "version=2") == DatasetRequest(
         dataset="t", what="super-samples", version=2, number=17
     )
-    assert asked("/v1/t/batches/0", "size=8") == DatasetRequest(
+    assert parse_path("/v1/t/batches/0", "size=8") == DatasetRequest(
         dataset="t", what="batches", version=None, number=0, size=8, epoch=0, order=OrderConfig()
     )
     query = "shuffle=full&size=5&seed=18446744073709551615&epoch=7&version=4&window=3&lanes=2"
-    assert asked("/v1/t/batches/99", query) == DatasetRequest(
+    assert parse_path("/v1/t/batches/99", query) == DatasetRequest(
         dataset="t",
         what="batches",
         version=4,
@@ -178,7 +178,7 @@ def test_what_is_understood_was_spelled_in_the_one_way(path: str, query: str) ->
     for start in ("", "/v1/t/", "/v1/t/super-samples/", "/v1/t/batches/"):
         for spelled in (start + path, start + quote(path, safe="")):
             try:
-                ask = asked(spelled, query)
+                ask = parse_path(spelled, query)
             except HttpError:
                 continue
             assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", ask.dataset)
