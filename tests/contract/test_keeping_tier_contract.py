@@ -185,7 +185,7 @@ def test_what_is_larger_than_every_slot_is_declined(create_tier: Maker) -> None:
 
 
 def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(create_tier: Maker) -> None:
-    with pytest.raises(MemoryBudgetError, match="raise its limit"):
+    with pytest.raises(MemoryBudgetError, match="raise limit="):
         create_tier(0)
     with pytest.raises(ConfigError, match="next-use, no-evict, lru, fifo"):
         create_tier(3, "best")
