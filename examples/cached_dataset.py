@@ -60,7 +60,8 @@ def main() -> None:
         train("InformedDataLoader", InformedDataLoader(objects, BATCH_SIZE, shuffle=True, depth=2))
         with CachedDataset(objects, MemoryCache(50), threads=THREADS) as dataset:
             # 20 samples are fetched whenever 20 are left; the other 10 are for the batch that is being collated.
-            sampler = PrefetchSampler.half_and_half(RandomSampler(dataset), dataset, in_hand=BATCH_SIZE, epochs=EPOCHS)
+            order = RandomSampler(dataset)
+            sampler = PrefetchSampler.half_and_half(order, dataset, unread_samples=BATCH_SIZE, epochs=EPOCHS)
             train("CachedDataset and PrefetchSampler", DataLoader(dataset, BATCH_SIZE, sampler=sampler))
             print(f"{dataset.stats().misses} of {dataset.stats().lookups} look-ups were misses")
         objects.client.close()

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from stoker._base.arguments import explain_arguments
+from stoker._base.arguments import explain_arguments, rename_arguments
 from stoker._base.closeable import Closeable
 from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
@@ -364,12 +364,13 @@ class PrefetchSampler(Sampler[int]):
         self._next_epoch: _SamplerEpoch | None = None
 
     @classmethod
+    @rename_arguments("PrefetchSampler.full_fetch", {"in_hand": "unread_samples"})
     def full_fetch(
         cls,
         sampler: Any,
         dataset: CachedDataset,
         *,
-        in_hand: int = 0,
+        unread_samples: int = 0,
         across_epochs: bool = True,
         epochs: int | None = None,
     ) -> PrefetchSampler:
@@ -378,20 +379,21 @@ class PrefetchSampler(Sampler[int]):
         Args:
             sampler: sampler of indices.
             dataset: data set whose cache is filled.
-            in_hand: number of samples that are drawn and not yet read, for which room is left in the cache.
+            unread_samples: number of samples that are drawn and not yet read, for which room is left in the cache.
             across_epochs: whether fetches continue into the next epoch.
             epochs: number of epochs to iterate over; default unknown.
         """
-        size = dataset.cache.samples - in_hand
+        size = dataset.cache.samples - unread_samples
         return cls(sampler, dataset, fetch_size=size, across_epochs=across_epochs, epochs=epochs)
 
     @classmethod
+    @rename_arguments("PrefetchSampler.half_and_half", {"in_hand": "unread_samples"})
     def half_and_half(
         cls,
         sampler: Any,
         dataset: CachedDataset,
         *,
-        in_hand: int = 0,
+        unread_samples: int = 0,
         across_epochs: bool = True,
         epochs: int | None = None,
     ) -> PrefetchSampler:
@@ -400,11 +402,11 @@ class PrefetchSampler(Sampler[int]):
         Args:
             sampler: sampler of indices.
             dataset: data set whose cache is filled.
-            in_hand: number of samples that are drawn and not yet read, for which room is left in the cache.
+            unread_samples: number of samples that are drawn and not yet read, for which room is left in the cache.
             across_epochs: whether fetches continue into the next epoch.
             epochs: number of epochs to iterate over; default unknown.
         """
-        half = FetchSize.half_and_half(dataset.cache.samples - in_hand)
+        half = FetchSize.half_and_half(dataset.cache.samples - unread_samples)
         size, threshold = half.fetch_size, half.threshold
         return cls(sampler, dataset, fetch_size=size, threshold=threshold, across_epochs=across_epochs, epochs=epochs)
 

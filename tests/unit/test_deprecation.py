@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from stoker.trace import Fetch, OpenTelemetrySink, Phase, Span
 from stoker_local.functions import FunctionEvent, QueueSpec
 from stoker_local.functions._triggers import create_queues
 from stoker_sim import BucketModel, recorded_bucket, recorded_latency
-from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption
+from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption, PrefetchSampler
 from stoker_torch._config import MOVED_SETTINGS
 from stoker_torch._sample_cache import LookupStatistics
 from support.outside_names.python_api import python_api
@@ -37,6 +38,12 @@ ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 def _zeros(kind: type[Any]) -> dict[str, Any]:
     return {field.name: 0 for field in fields(kind)}
 
+
+SAMPLER = {
+    "sampler": range(8),
+    "dataset": SimpleNamespace(cache=SimpleNamespace(samples=8)),
+    "unread_samples": 2,
+}
 
 CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "BucketModel": (BucketModel, {}),
@@ -52,6 +59,8 @@ CALLABLES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "LookupStatistics": (LookupStatistics, _zeros(LookupStatistics)),
     "OpenTelemetrySink": (OpenTelemetrySink, {"min_wait_seconds": 0.5}),
     "Preemption": (Preemption, {"save": print, "signals": (), "grace_seconds": 2.0, "wait_seconds": 1.0}),
+    "PrefetchSampler.full_fetch": (PrefetchSampler.full_fetch, SAMPLER),
+    "PrefetchSampler.half_and_half": (PrefetchSampler.half_and_half, SAMPLER),
     "Report": (Report, _zeros(Report)),
     "RetryPolicy": (RetryPolicy, {}),
     "recorded_bucket": (recorded_bucket, {"events": ()}),

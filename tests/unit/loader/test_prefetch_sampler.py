@@ -176,12 +176,12 @@ def test_the_recipes_use_the_cache_but_for_what_is_in_hand() -> None:
     for made, expected in (
         (PrefetchSampler.full_fetch(orders, dataset), (11, 0)),
         (PrefetchSampler.half_and_half(orders, dataset), (6, 5)),
-        (PrefetchSampler.half_and_half(orders, dataset, in_hand=4, epochs=3), (4, 3)),
-        (PrefetchSampler.full_fetch(orders, dataset, in_hand=4, across_epochs=False), (7, 0)),
+        (PrefetchSampler.half_and_half(orders, dataset, unread_samples=4, epochs=3), (4, 3)),
+        (PrefetchSampler.full_fetch(orders, dataset, unread_samples=4, across_epochs=False), (7, 0)),
     ):
         assert (made._schedule.fetch_size, made._schedule.threshold) == expected
     with pytest.raises(ConfigError):
-        PrefetchSampler.full_fetch(orders, dataset, in_hand=11)
+        PrefetchSampler.full_fetch(orders, dataset, unread_samples=11)
 
 
 def test_across_epochs_only_the_very_first_samples_are_waited_for() -> None:
@@ -396,7 +396,9 @@ def test_a_loader_with_threads_gets_every_batch_as_it_would_without() -> None:
     seeded: Callable[[], RandomSampler] = lambda: RandomSampler(data, generator=torch.Generator().manual_seed(1))  # noqa: E731
     plain: DataLoader[Any] = DataLoader(data, batch_size=8, sampler=seeded())  # type: ignore[arg-type]  # a tensor is a data set
     with CachedDataset(data, MemoryCache(40), threads=4) as dataset:
-        loader = DataLoader(dataset, batch_size=8, sampler=PrefetchSampler.half_and_half(seeded(), dataset, in_hand=8))
+        loader = DataLoader(
+            dataset, batch_size=8, sampler=PrefetchSampler.half_and_half(seeded(), dataset, unread_samples=8)
+        )
         for _ in range(3):
             for one, other in zip(plain, loader, strict=True):
                 assert torch.equal(one, other)
