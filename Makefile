@@ -28,6 +28,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/vulture
 	$(BIN)/python -m tools.prose
+	$(BIN)/zizmor --offline --quiet .github
 
 # The documentation as a site in .site; every warning is an error.
 docs: $(STAMP)

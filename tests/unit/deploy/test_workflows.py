@@ -49,6 +49,13 @@ def test_all_versions_of_python_that_are_promised_are_tested() -> None:
     assert tested == promised
 
 
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_actions_of_others_are_pinned_by_commit_with_the_version_beside_it(file: Path) -> None:
+    used = re.findall(r"uses: (?!docker://)(.+)", file.read_text("utf-8"))
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
 def test_actionlint_finds_nothing() -> None:
     program = shutil.which("actionlint")
     if program is None:
