@@ -65,13 +65,11 @@ class Budget:
             raise ConfigError(f"egress must be one of {', '.join(get_args(Egress))}, not {self.egress!r}")
         if self.dollars is not None:
             parse_dollars(self.dollars)
-        max_dollars: object = self.max_dollars_per_epoch
-        is_number = isinstance(max_dollars, int | float | np.integer | np.floating) and not isinstance(
-            max_dollars, bool
-        )
+        limit: object = self.max_dollars_per_epoch
+        is_number = isinstance(limit, int | float | np.integer | np.floating) and not isinstance(limit, bool)
         if not is_number or math.isnan(self.max_dollars_per_epoch):
             raise ConfigError(
-                f"max_dollars_per_epoch must be a number of dollars, float('inf') for no limit, not {max_dollars!r:.80}"
+                f"max_dollars_per_epoch must be a number of dollars, float('inf') for no limit, not {limit!r:.80}"
             )
 
     @classmethod
@@ -484,7 +482,9 @@ def _local_world_size() -> int:
     """Return the number of ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not ranks.isdecimal() or not int(ranks):
-        raise ConfigError(f"LOCAL_WORLD_SIZE, which divides 'node:' sizes, is {ranks!r}: set it to an integer from 1")
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE, which divides 'node:' sizes, must be an integer of at least 1, not {ranks!r}"
+        )
     return int(ranks)
 
 

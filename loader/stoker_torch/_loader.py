@@ -283,7 +283,7 @@ class Loader(Closeable):
         """
         self._empty_loops += 1
         left, position = self._cursor.position
-        over = f"epochs={self.config.epochs} are over: the next would be epoch {epoch}, counted from 0"
+        over = f"the limit epochs={self.config.epochs} is reached: the next would be epoch {epoch}, counted from 0"
         if raises:
             raise ConfigError(
                 f"{over}, since the loop before this one left epoch {left} at position {position} (by "

@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset
 from stoker.errors import ConfigError, RankMismatchError
 
 _REMEDY = (
-    "make it when torch.distributed is initialized (under Lightning in train_dataloader()), or give it rank= and "
+    "construct it when torch.distributed is initialized (under Lightning in train_dataloader()), or give it rank= and "
     "world_size="
 )
 
@@ -37,8 +37,8 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size: as given, else torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
 
     Raises:
-        ConfigError: only one of them is given, the environment variables are not numbers, or ``WORLD_SIZE`` is more
-            than 1 and ``RANK`` is not set.
+        ConfigError: only one of them is given, or the environment variables are not integers, or only one is set
+            although there are several ranks.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size must be given together, not rank={rank} and world_size={world_size}")
@@ -50,9 +50,11 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     try:
         ranks = int(texts[0]), int(texts[1])
     except ValueError:
-        raise ConfigError(f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} are not both numbers") from None
+        raise ConfigError(f"RANK and WORLD_SIZE must be integers, not {texts[0]!r} and {texts[1]!r}") from None
     if ranks[1] > 1 and "RANK" not in os.environ:  # as in the processes that Lightning starts
         raise ConfigError(f"WORLD_SIZE is {ranks[1]} and RANK is not set; {_REMEDY}")
+    if ranks[0] > 0 and "WORLD_SIZE" not in os.environ:
+        raise ConfigError(f"RANK is {ranks[0]} and WORLD_SIZE is not set; {_REMEDY}")
     return ranks
 
 

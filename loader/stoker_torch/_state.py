@@ -102,8 +102,10 @@ class SourceState:
         except StateError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            text = f"{type(error).__name__}: {str(error)[:200]}"
-            raise StateError(f"this is not the state of a {cls._OWNER}: {text}") from None
+            detail = f"{type(error).__name__}: {str(error)[:200]}"
+            raise StateError(
+                f"this is not the state of a {cls._OWNER} ({detail}); give the result of its state_dict()"
+            ) from None
 
     @staticmethod
     def _parse_position(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
@@ -159,7 +161,9 @@ def _parse_source(state: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: the number of sources is not one.
     """
     if type(state["format"]) is not int or state["format"] != _FORMAT:
-        raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
+        raise StateError(
+            f"the state has format {shown(state['format'])}, but this release of stoker reads format {_FORMAT}"
+        )
     (source,) = state["sources"]
     values = _source_values(SourceState(**source))
     for name, minimum in _MINIMA.items():

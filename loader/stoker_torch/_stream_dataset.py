@@ -243,7 +243,7 @@ class StreamDataset(IterableDataset[Any]):
         turn, state = self._turn_of(worker, self._board.begin)
         if self.config.epochs is not None and turn.epoch >= self.config.epochs and worker.number == 0:
             warnings.warn(
-                f"epochs={self.config.epochs} are over: this is epoch {turn.epoch}, counted from 0, and it is empty. "
+                f"the limit epochs={self.config.epochs} is reached: epoch {turn.epoch}, counted from 0, is empty. "
                 "Set epochs= to the number of epochs that the training loops over, or leave it out; or call "
                 "set_epoch() to begin an epoch again",
                 UserWarning,

@@ -443,7 +443,7 @@ def test_values_that_were_decoded_in_workers_are_collated(url: str) -> None:
     assert torch.is_tensor(batch["image"])
 
 
-@pytest.mark.filterwarnings("ignore:epochs=2 are over")
+@pytest.mark.filterwarnings("ignore:the limit epochs=2 is reached")
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "kept"])
 def test_workers_read_nothing_behind_the_last_epoch(url: str, persistent: bool) -> None:
     batches = forked(dataset(url, epochs=2), 2, persistent_workers=persistent)

@@ -168,7 +168,7 @@ def test_a_repeated_sample_is_the_workers_last_and_comes_last() -> None:
     [
         ({"lanes": 10, "workers": 4}, "lanes=8, or another multiple of 4"),
         ({"lanes": 2, "world_size": 2, "workers": 3}, "lanes=6"),
-        ({"lanes": 1, "rank": 1}, "rank 1"),
+        ({"lanes": 1, "rank": 1}, "rank must be in .*, not 1"),
         ({"lanes": 1, "drop_last": True, "evaluation": True}, "drop_last"),
         ({"lanes": 8, "world_size": 2, "workers": 4, "samples": 7}, "7 samples are too few"),
     ],

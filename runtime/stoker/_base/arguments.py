@@ -205,7 +205,7 @@ def explain_arguments(
         def checked(self: object, *args: Any, **settings: Any) -> None:
             if len(args) > len(by_place):
                 places = " and ".join(by_place) or "no argument"
-                raise ArgumentError(f"{owner} takes {places} by position only; pass the other arguments by name")
+                raise ArgumentError(f"{owner} takes only {places} by position; pass the other arguments by name")
             if not settings.keys() <= known.keys():
                 settings = _rename_arguments(settings, renamed or {}, owner, given=by_place[: len(args)])
                 settings = _move_arguments(settings, moved or {}, owner)

@@ -133,7 +133,9 @@ class DiskTier:
                 await asyncio.sleep(_OPENING_SECONDS)
                 continue
             except OSError as error:
-                self._warn("is not used", error)
+                self._warn(
+                    "is not used", f"{error.strerror or error}; name a folder that this user can create or write to"
+                )
                 return
             if not self.accepts_writes:
                 _log.info("%s: all %d parts have an owner; this process only reads", self.name, self._config.owners)

@@ -214,8 +214,9 @@ class Fetcher:
                 self._counters.checksum_failures += 1
                 self._reader.count_failure(fetch, error)
                 if fetch.failed_reads >= self.config.checksum_attempts:
+                    detail = str(error).removeprefix(f"{fetch.ref.key}: ")
                     raise ObjectDamagedError(
-                        f"{fetch.name} is not what was packed: its checksum always differs: {error}"
+                        f"{fetch.name} is corrupt: its checksum always differs ({detail})"
                     ) from None
                 return error
         raise error
@@ -260,4 +261,4 @@ class Fetcher:
     def _verify_whole(self, ref: ObjectRef, data: memoryview) -> None:
         checksum = self._checksum(data)
         if checksum != ref.crc32c:
-            raise ChecksumError(f"{ref.key}: crc32c is {checksum:08x}, the manifest says {ref.crc32c:08x}")
+            raise ChecksumError(f"{ref.key}: CRC-32C is {checksum:08x}, but the manifest has {ref.crc32c:08x}")

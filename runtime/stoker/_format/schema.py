@@ -83,7 +83,7 @@ def _validate_shape(shape: object, dtype: DType) -> tuple[int, ...]:
     if isinstance(shape, int) and not isinstance(shape, bool):
         shape = (shape,)
     if not isinstance(shape, tuple | list) or not all(type(n) is int and n > 0 for n in shape):
-        raise SchemaError(f"shape {_quote_value(shape)} is not a tuple of positive integers")
+        raise SchemaError(f"shape must be a tuple of positive integers, not {_quote_value(shape)}")
     if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.size_bytes > MAX_ROW_BYTES:
         raise SchemaError(f"shape {_quote_value(shape)} is too large for a sample")
     return tuple(shape)

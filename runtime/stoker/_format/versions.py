@@ -224,7 +224,7 @@ async def _read_twice(reader: RetryingReader[Readable], key: str) -> _StoredMani
 
 async def _read_once(reader: RetryingReader[Readable], key: str) -> _StoredManifest:
     data = await _fetch(reader, key)
-    remedy = f"stoker rebuild-manifest {reader.url} makes a new one from the super-samples"
+    remedy = f"restore it from the super-samples with: stoker rebuild-manifest {reader.url}"
     try:
         return _StoredManifest(Manifest.from_bytes(data), data)
     except ChecksumError as error:

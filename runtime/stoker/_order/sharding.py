@@ -284,8 +284,8 @@ class WorkerSharding(Sharding):
         if self.lanes % self.readers:
             nearest = max(1, round(self.lanes / self.readers)) * self.readers
             raise ConfigError(
-                f"lanes {self.lanes} cannot be divided evenly over {self.workers} workers on each of {self.world_size} "
-                f"ranks: give lanes={nearest}, or another multiple of {self.readers}"
+                f"lanes must be a multiple of {self.readers} (world_size={self.world_size}, workers={self.workers}), "
+                f"not {self.lanes}; give lanes={nearest}, or another multiple of {self.readers}"
             )
         if self.samples < self.readers and self.world_size > 1 and not (self.drop_last or self.evaluation):
             raise ConfigError(

@@ -178,7 +178,7 @@ class AsyncPacker:
         await run.complete()
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
-            raise PackError("nothing was packed, the source is empty; no version of a data set was committed")
+            raise PackError("nothing was packed: the source has no samples, so no version was committed")
         packed = run.manifest(run.packed)
         base: Manifest | None = None
 

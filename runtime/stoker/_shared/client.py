@@ -330,16 +330,13 @@ class _LoopClient:
             self._pause_offers(server, str(_response_error(call, reply)))
         return reply.status in _DONE
 
-    def _pause_offers(self, server: ServerAddress, why: str) -> None:
+    def _pause_offers(self, server: ServerAddress, reason: str) -> None:
         """Pause offers to a server, since each offer costs a copy; log the reason of the first pause."""
         self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
         if server not in self._servers_with_warning:
             self._servers_with_warning.add(server)
             _log.warning(
-                "the tier server %s accepts no objects, so it is offered at most one every %g s: %s",
-                server.origin,
-                _PAUSE_SECONDS,
-                why,
+                "a tier server accepts no objects, and is offered at most one every %g s: %s", _PAUSE_SECONDS, reason
             )
 
     def _finish_offer(self, name: str, buffer: bytearray) -> None:

@@ -42,7 +42,9 @@ class EnvironmentSecret:
 
     def __init__(self, key: bytes) -> None:
         if len(key) < _MIN_BYTES:
-            raise ConfigError(f"{self.owner}'s secret has {len(key)} bytes and needs {_MIN_BYTES}; {self.remedy}")
+            raise ConfigError(
+                f"{self.owner}'s secret must have at least {_MIN_BYTES} bytes, not {len(key)}; {self.remedy}"
+            )
         self._key = bytes(key)
 
     @classmethod

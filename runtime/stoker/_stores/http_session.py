@@ -210,9 +210,10 @@ def _translate_errors(address: str) -> Iterator[None]:
     except (aiohttp.ClientError, OSError) as error:
         kind, problem = next((kind, problem) for types, kind, problem in _ERRORS if isinstance(error, types))
         # Only the status of a response: the rest is untrusted text.
-        detail = error.status if isinstance(error, aiohttp.ClientResponseError) else error
+        cause = getattr(error, "os_error", error)  # without the address, which the message has already
+        detail = error.status if isinstance(error, aiohttp.ClientResponseError) else cause
         # Not chained: aiohttp's error holds the request with its signature, and a proxy's password.
-        raise kind(f"{address}: {problem} ({type(error).__name__}: {detail})") from None
+        raise kind(f"{address}: {problem} ({type(cause).__name__}: {detail})") from None
 
 
 class StrictConnector(aiohttp.TCPConnector):

@@ -49,7 +49,9 @@ def test_an_object_spoilt_at_rest_is_one_error_that_names_it_and_says_what_to_do
     async def main() -> None:
         bench = Bench(*["corrupt"] * 100)
         await bench.fails(
-            FetchError, r"faulty://bucket/x .* checksum always differs: .* 'stoker verify faulty://bucket'"
+            FetchError,
+            r"^faulty://bucket/x is corrupt: its checksum always differs \(CRC-32C is .*, but the manifest has .*\)\. "
+            r"'stoker verify faulty://bucket'",
         )
         assert isinstance(bench.error, ObjectDamagedError)
         assert bench.requests == 3

@@ -150,7 +150,7 @@ def test_a_loop_behind_the_last_epoch_is_empty_and_warns_each_time(url: str) -> 
                 for _ in loader:
                     raise AssertionError
         assert [each.filename for each in caught] == [__file__] * 3
-        assert "epochs=1 are over: the next would be epoch 1" in str(caught[0].message)
+        assert "the limit epochs=1 is reached: the next would be epoch 1" in str(caught[0].message)
         loader.set_epoch(0)
         assert len(numbers(loader)) == SAMPLES
         with pytest.warns(UserWarning, match="epochs=1"):
@@ -168,7 +168,9 @@ def test_a_loop_behind_a_last_epoch_that_was_abandoned_raises_with_the_remedies(
             for _ in loader:
                 break
         for _ in range(2):  # nothing has changed
-            with pytest.raises(ConfigError, match=r"epochs=2 are over.*left epoch 1 at position 16.*set_epoch\(1\)"):
+            with pytest.raises(
+                ConfigError, match=r"the limit epochs=2 is reached.*left epoch 1 at position 16.*set_epoch\(1\)"
+            ):
                 iter(loader)
         loader.load_state_dict(loader.state_dict())
         assert numbers(loader) == whole[1][16:]

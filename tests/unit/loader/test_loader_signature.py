@@ -66,7 +66,7 @@ def test_a_batch_size_must_be_given_to_a_loader_alone() -> None:
     ("construct", "said"),
     [
         (lambda url: Loader(batch_size=4), r"^Loader needs the argument url="),  # type: ignore[call-arg]
-        (lambda url: Loader(url, 4), r"^Loader takes url by position only; pass the other arguments by name"),  # type: ignore[call-arg]
+        (lambda url: Loader(url, 4), r"^Loader takes only url by position; pass the other arguments by name"),  # type: ignore[call-arg]
         (lambda url: StreamDataset(url, pin_memory=True), r"give DataLoader pin_memory=True"),  # type: ignore[call-arg]
         (lambda url: Budget(epoch=1), r"^Budget has no argument epoch="),  # type: ignore[call-arg]
     ],

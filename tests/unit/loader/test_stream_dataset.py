@@ -181,7 +181,9 @@ def test_set_epoch_says_which_comes_next(url: str) -> None:
 
 def test_behind_the_last_epoch_there_is_nothing_and_a_warning_each_time(url: str) -> None:
     dataset = StreamDataset(url, epochs=2)
-    with pytest.warns(UserWarning, match="epochs=2 are over: this is epoch [23]") as caught:
+    with pytest.warns(
+        UserWarning, match="the limit epochs=2 is reached: epoch [23], counted from 0, is empty"
+    ) as caught:
         assert [len(xs(dataset)) for _ in range(4)] == [SAMPLES, SAMPLES, 0, 0]
     assert len({str(each.message) for each in caught}) == 2
 

@@ -93,7 +93,8 @@ def test_without_a_server_a_read_is_an_error_and_a_failed_offer_is_logged_once(
 
     asyncio.run(main())
     (record,) = caplog.records
-    assert "accepts no objects" in record.message
+    assert record.message.startswith("a tier server accepts no objects, and is offered at most one every 5 s: http://")
+    assert record.message.count("://") == 1
     assert SECRET.token not in caplog.text
 
 

@@ -190,9 +190,9 @@ def test_contradicting_options_are_refused() -> None:
         S3Options(access_key_id="a")
     with pytest.raises(ConfigError, match="session_token"):
         S3Options(session_token="t")
-    with pytest.raises(ConfigError, match="exclude"):
+    with pytest.raises(ConfigError, match="mutually exclusive"):
         S3Options(profile="p", anonymous=True)
-    with pytest.raises(ConfigError, match="exclude"):
+    with pytest.raises(ConfigError, match="mutually exclusive"):
         GcsOptions(token="t", anonymous=True)
     with pytest.raises(ConfigError, match="endpoint_url"):
         GcsOptions(endpoint_url="localhost:4443")

@@ -207,7 +207,7 @@ def test_a_peer_answers_one_challenge_only() -> None:
 
 def test_a_secret_is_at_least_32_bytes() -> None:
     WarmSecret(bytes(32))
-    with pytest.raises(ConfigError, match="has 31 bytes and needs 32"):
+    with pytest.raises(ConfigError, match="must have at least 32 bytes, not 31"):
         WarmSecret(bytes(31))
 
 
