@@ -23,7 +23,7 @@ CONNECTIONS = 8
 SEED = 7
 PACK_TIMEOUT_SECONDS = 300.0
 IMPORT_TIMEOUT_SECONDS = 120.0
-MOST_TIMEOUTS = 2  # per workload: a loader that hangs would take hours otherwise
+MAX_TIMEOUTS = 2  # per workload: a loader that hangs would take hours otherwise
 _TORCH = "import torch, time; time.sleep(0.5)"  # long enough to sample its memory
 _LOGS = RESULTS / "logs"
 
@@ -130,8 +130,8 @@ class Bench:
 
     def _record(self, cell: Cell, outcome: Outcome, mixing: Mixing | None, disk_bytes: int) -> Record:
         self.timeouts[cell.loader] += outcome.timed_out
-        if outcome.timed_out and self.timeouts[cell.loader] == MOST_TIMEOUTS:
-            self.broken[cell.loader] = f"{outcome.error}, {MOST_TIMEOUTS} times; not tried again"
+        if outcome.timed_out and self.timeouts[cell.loader] == MAX_TIMEOUTS:
+            self.broken[cell.loader] = f"{outcome.error}, {MAX_TIMEOUTS} times; not tried again"
         if outcome.error:
             return Record(cell=cell, error=outcome.error, wall_seconds=outcome.wall_seconds)
         counts = self.bucket.counts()

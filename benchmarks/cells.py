@@ -38,7 +38,7 @@ LIMIT_EPOCHS = {"images": 13, "jpegs": 3, "tokens": 8}
 WORKERS = {"perobject": 16}
 OTHER_WORKERS = 2
 # One GET per sample is slow, so its rate is measured on a part of the data.
-MOST_SAMPLES = {"perobject": 4000}
+MAX_SAMPLES = {"perobject": 4000}
 ONCE = "perobject"  # its cells take minutes and its ratios are far from any target, so it has one round
 
 
@@ -109,7 +109,7 @@ class Selection:
 
     def samples(self, workload: str, loader: str) -> int:
         samples = WORKLOADS[workload].scaled(self.scale)
-        return min(samples, MOST_SAMPLES.get(loader, samples))
+        return min(samples, MAX_SAMPLES.get(loader, samples))
 
     def cells(self) -> Iterator[Cell]:
         """Yield all cells in the order of measurement: all loaders and limits of a round one after the other."""

@@ -33,8 +33,8 @@ from stoker_sim._experiments.deli import (
     simulate_samples,
 )
 
-MOST_MISS_ERROR = 0.03
-MOST_WAIT_ERROR = 0.15
+MAX_MISS_ERROR = 0.03
+MAX_WAIT_ERROR = 0.15
 EVALUATIONS = 120
 STARTS = {
     "get_seconds": 0.0535,
@@ -135,7 +135,7 @@ def fitted(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
     """Return the costs with which a model fits the points best."""
 
     def distance(factors: NDArray[np.float64]) -> float:
-        scaled = errors(model.costs(factors), settings) / (MOST_MISS_ERROR, MOST_WAIT_ERROR)
+        scaled = errors(model.costs(factors), settings) / (MAX_MISS_ERROR, MAX_WAIT_ERROR)
         return float((scaled**4).sum())
 
     start = np.ones(model.free)

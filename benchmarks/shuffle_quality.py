@@ -72,7 +72,7 @@ def borders(super_samples: NDArray[np.int64]) -> int:
     return int(np.count_nonzero(begun == ended))
 
 
-def most_pieces(lane: Lane) -> int:
+def max_pieces(lane: Lane) -> int:
     """Return the maximum number of super-samples in one block."""
     return max(len(lane.pieces_of(block)) for block in range(len(lane.block_ends)))
 
@@ -91,7 +91,7 @@ def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> 
         neighbours_in_batch=float(within),
         distance=float(distance),
         borders=float(closed),
-        super_samples_in_memory=SUPER_SAMPLES if shuffle == "full" else most_pieces(order.lane(0)),
+        super_samples_in_memory=SUPER_SAMPLES if shuffle == "full" else max_pieces(order.lane(0)),
     )
 
 

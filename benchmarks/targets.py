@@ -14,7 +14,7 @@ from benchmarks.results import Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 
 FIRST_BYTE_SECONDS = 0.020  # median of the shaped bucket
-LEAST_TAIL_GETS = 500
+MIN_TAIL_GETS = 500
 SHAPED = ("images", "tokens")  # samples of one size
 
 
@@ -32,23 +32,23 @@ class Target:
 
     what: str
     measure: Callable[[Results], float | None]
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     shown: str = "{:.2f}"
 
     @property
     def bound(self) -> str:
-        if self.least is not None:
-            return f"≥ {self.shown.format(self.least)}"
-        return "" if self.most is None else f"≤ {self.shown.format(self.most)}"
+        if self.minimum is not None:
+            return f"≥ {self.shown.format(self.minimum)}"
+        return "" if self.maximum is None else f"≤ {self.shown.format(self.maximum)}"
 
     def verdict(self, value: float | None) -> str:
         """Return whether a figure is within the bound, as a word."""
         if value is None:
             return "not measured"
-        if self.least is None and self.most is None:
+        if self.minimum is None and self.maximum is None:
             return ""
-        is_met = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        is_met = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
         return "met" if is_met else "**missed**"
 
 
@@ -109,7 +109,7 @@ def amplification(results: Results, workload: str, profile: str) -> float | None
 def tail_ratio(results: Results) -> float | None:
     """Return the rate with 5% of late requests, as a multiple of that without; only with enough GETs."""
     gets = results.median(lambda record: record.gets, **_ours("jpegs", "cloud-tail"))
-    if gets is None or gets < LEAST_TAIL_GETS:
+    if gets is None or gets < MIN_TAIL_GETS:
         return None
     return results.ratio(_rate, _ours("jpegs", "cloud-tail"), _ours("jpegs", "cloud"))
 
@@ -148,19 +148,19 @@ def targets() -> Iterator[Target]:
     yield Target(
         what="peak memory beyond the budget and a bare torch import, MB",
         measure=partial(largest, figure=_spare_mb),
-        most=150,
+        maximum=150,
         shown="{:.0f}",
     )
     yield Target(
         what="bytes on disk",
         measure=partial(largest, figure=lambda record: record.disk_bytes),
-        most=0,
+        maximum=0,
         shown="{:.0f}",
     )
     yield Target(
         what="samples lost or delivered twice",
         measure=partial(largest, figure=_wrong_samples),
-        most=0,
+        maximum=0,
         shown="{:.0f}",
     )
     for name in WORKLOADS:
@@ -168,19 +168,19 @@ def targets() -> Iterator[Target]:
             yield Target(
                 what=f"{name}, `{profile}`: GETs an epoch, hedges aside, by super-samples",
                 measure=partial(gets_per_super_sample, workload=name, profile=profile),
-                most=1.02,  # the two compared runs begin with different ranges
+                maximum=1.02,  # the two compared runs begin with different ranges
                 shown="{:.2f}",
             )
             yield Target(
                 what=f"{name}, `{profile}`: bytes read over payload",
                 measure=partial(amplification, workload=name, profile=profile),
-                most=1.02,
+                maximum=1.02,
                 shown="{:.4f}",
             )
     yield Target(
         what="`full` shuffle: packed neighbours' distance, off a uniform permutation's",
         measure=_uniform_distance,
-        most=0.02,
+        maximum=0.02,
         shown="{:.1%}",
     )
 
@@ -191,19 +191,19 @@ def _unshaped() -> Iterator[Target]:
         yield Target(
             what=f"{name}: steady rate, of plain aiohttp's",
             measure=partial(of_limit, limit="aiohttp", workload=name, profile="none"),
-            least=0.90,
+            minimum=0.90,
         )
     yield Target(
         what="images: CPU of a sample in steady state, µs",
         measure=partial(cpu_us, workload="images", profile="none"),
-        most=2.5,
+        maximum=2.5,
     )
-    shaped = [(name, kind, least) for name in SHAPED for kind, least in (("steady", 15.0), ("cold", 6.0))]
-    for name, kind, least in (*shaped, ("jpegs", "steady", 4.0)):
+    shaped = [(name, kind, minimum) for name in SHAPED for kind, minimum in (("steady", 15.0), ("cold", 6.0))]
+    for name, kind, minimum in (*shaped, ("jpegs", "steady", 4.0)):
         yield Target(
             what=f"{name}: {kind} rate, times the best really shuffling peer's cold epoch",
             measure=partial(over_peers, workload=name, loader="ours", kind=kind, peers_kind="cold"),
-            least=least,
+            minimum=minimum,
             shown=times,
         )
     for name in WORKLOADS:  # not a target, but of interest to readers
@@ -220,7 +220,7 @@ def _unshaped() -> Iterator[Target]:
     yield Target(
         what="JPEGs decoded: of the bare decoding rate of all cores",
         measure=partial(of_limit, limit="decode", workload="jpegs", profile="none", mode="decoded"),
-        least=0.90,
+        minimum=0.90,
     )
 
 
@@ -229,24 +229,24 @@ def _cloud() -> Iterator[Target]:
         yield Target(
             what=f"{name}, `cloud`: steady rate, of raw sockets with as many connections",
             measure=partial(of_limit, limit="sockets", workload=name, profile="cloud"),
-            least=0.95,
+            minimum=0.95,
         )
         yield Target(
             what=f"{name}, `cloud`: stall with a step of 50 ms",
             measure=partial(_stall, workload=name),
-            most=0.01,
+            maximum=0.01,
             shown="{:.2%}",
         )
         yield Target(
             what=f"{name}, `cloud`: time to first batch, ms",
             measure=partial(_first_batch_ms, workload=name),
-            most=3e3 * FIRST_BYTE_SECONDS + 40,
+            maximum=3e3 * FIRST_BYTE_SECONDS + 40,
             shown="{:.0f}",
         )
     yield Target(
         what="5% of requests delayed by 2 s: rate, of that without",
         measure=tail_ratio,
-        least=0.90,
+        minimum=0.90,
     )
 
 

@@ -49,7 +49,7 @@ SCHEMA = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("in
 SIZES = (8 << 20, 1 << 20, 128 << 10)
 
 
-class Deaf(Recorder):
+class NullRecorder(Recorder):
     """A recorder that records nothing."""
 
     def add_start(self, asked_seconds: float, now_seconds: float) -> None:
@@ -63,7 +63,7 @@ class Unrecorded(Loader):
     """A loader without a record."""
 
     def _create_pipeline(self, manifest: Manifest, lanes: int) -> BatchPipeline:
-        self._recorder, self._resources.recorder = Deaf(), None
+        self._recorder, self._resources.recorder = NullRecorder(), None
         return super()._create_pipeline(manifest, lanes)
 
 

@@ -72,7 +72,7 @@ async def turn(place: Place, objects: Objects, reads: int, into: memoryview) -> 
         await place.read(number % objects.count, into)
     seconds = []
     client_seconds, server_seconds = time.process_time(), place.server_seconds()
-    for number in range(min(reads, place.most_reads or reads)):
+    for number in range(min(reads, place.max_reads or reads)):
         began = time.perf_counter()
         await place.read(number % objects.count, into)
         seconds.append(time.perf_counter() - began)

@@ -56,4 +56,4 @@ class Place:
     name: str
     read: Callable[[int, memoryview], Awaitable[None]]
     server_seconds: Callable[[], float] = lambda: 0.0
-    most_reads: int | None = None
+    max_reads: int | None = None

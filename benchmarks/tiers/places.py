@@ -215,7 +215,7 @@ async def bucket(objects: Objects, core: int | None) -> AsyncIterator[Place]:
                 await store.get_range(str(number), 0, len(into), into=into)
 
             seconds = partial(processor_seconds, process.pid)
-            yield Place(name="bucket, 20 ms and 90 MB/s", read=read, server_seconds=seconds, most_reads=_BUCKET_READS)
+            yield Place(name="bucket, 20 ms and 90 MB/s", read=read, server_seconds=seconds, max_reads=_BUCKET_READS)
         finally:
             await store.close()
 

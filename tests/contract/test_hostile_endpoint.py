@@ -15,7 +15,7 @@ import pytest
 from stoker import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
 from stoker.abc import Store
 from stoker.errors import PermissionDeniedError, ServerError, StokerError, StoreError, ThrottledError, TruncatedError
-from support.speaking import Server, serving
+from support.scripted_server import Server, serving
 from support.stores import read_range
 from support.uses import USES, Use, every_use
 

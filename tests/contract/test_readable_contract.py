@@ -20,9 +20,9 @@ from stoker.abc import ObjectInfo, Store
 from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, ObjectChangedError, TruncatedError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair
+from support.authenticators import OPEN, REGION, IamAuthenticator, enter
 from support.datasets import SCHEMA, sample_of
 from support.local_bucket import s3_options
-from support.platform_doors import OPEN, REGION, IamDoor, enter
 from support.serving_host import running_service
 from support.stores import list_keys, read_range, run_check
 
@@ -99,11 +99,13 @@ def readable(request: pytest.FixtureRequest) -> Iterator[ReadableStore]:
             return
         is_redirecting = name.startswith("redirecting")
         answer_bytes = 1 if is_redirecting else LAMBDA_ANSWER_BYTES
-        door, auth = OPEN, ServedOptions()
+        authenticator, auth = OPEN, ServedOptions()
         if name.endswith("iam"):
-            door, auth = IamDoor(CALLER), ServedOptions(auth="aws", region=REGION)
+            authenticator, auth = IamAuthenticator(CALLER), ServedOptions(auth="aws", region=REGION)
             enter(stack.enter_context(pytest.MonkeyPatch.context()), CALLER)
-        hosted = stack.enter_context(running_service({"ds": url}, options, answer_bytes=answer_bytes, door=door))
+        hosted = stack.enter_context(
+            running_service({"ds": url}, options, answer_bytes=answer_bytes, authenticator=authenticator)
+        )
         yield ReadableStore(
             url=hosted.dataset("ds"),
             missing_url=hosted.dataset("other"),

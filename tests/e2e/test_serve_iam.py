@@ -16,9 +16,9 @@ from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair, running_server
 from stoker_local._bucket import WELL_KNOWN_KEY
 from stoker_torch import Loader
+from support.authenticators import enter
 from support.function_cloud import Clouds, bucket_and_cloud, function
 from support.local_bucket import s3_options
-from support.platform_doors import enter
 from support.stores import run_check
 
 DATASET = "s3://stoker/train"

@@ -10,7 +10,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
-from support.faulty_store import FAULTS, FaultyStore, Weather, pin
+from support.faulty_store import FAULTS, FaultyStore, StoreProfile, pin
 
 OBJECTS = {f"data/{number:02}": bytes([number]) * 4000 for number in range(30)}
 WEATHER = dict.fromkeys(FAULTS, 0.05)
@@ -19,8 +19,8 @@ WEATHER = dict.fromkeys(FAULTS, 0.05)
 async def cancelled_at_random(seed: int) -> str:
     """Return where the run stood when it was cancelled."""
     rng = random.Random(seed)
-    weather = Weather(bytes_per_second=1e6, tail_sigma=1.0, probability=WEATHER, closing_seconds=0.1)
-    store = FaultyStore(OBJECTS, weather=weather, seed=seed)
+    profile = StoreProfile(bytes_per_second=1e6, tail_sigma=1.0, probability=WEATHER, closing_seconds=0.1)
+    store = FaultyStore(OBJECTS, profile=profile, seed=seed)
     ring = Ring(8, 4096)
     config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05, start_concurrency=4, min_concurrency=2)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)
@@ -61,8 +61,8 @@ def test_a_run_cancelled_anywhere_leaves_nothing() -> None:
 
 async def fetch_cancelled_at_every_await(seed: int, turns: int, *, urgent: bool) -> bool:
     """Cancel a lone fetch after ``turns`` turns of the loop; return whether it was still running then."""
-    weather = Weather(bytes_per_second=1e5, tail_sigma=0.0, probability=WEATHER, closing_seconds=0.1)
-    store = FaultyStore(OBJECTS, weather=weather, seed=seed)
+    profile = StoreProfile(bytes_per_second=1e5, tail_sigma=0.0, probability=WEATHER, closing_seconds=0.1)
+    store = FaultyStore(OBJECTS, profile=profile, seed=seed)
     store.script = lambda number, key: "corrupt" if number == 0 else "stall" if number == 1 else None
     ring = Ring(4, 4096)
     config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05)

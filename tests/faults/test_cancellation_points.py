@@ -20,7 +20,7 @@ from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.errors import StokerError
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 from support.suspensions import Suspensions
 
 OBJECTS = {f"data/{number:02}": random.Random(number).randbytes(4000) for number in range(12)}
@@ -32,8 +32,8 @@ class Small:
     """The small run: fetches twelve objects into six slots."""
 
     def __init__(self) -> None:
-        weather = Weather(bytes_per_second=1e6, tail_sigma=0.2, closing_seconds=0.1)
-        self.store = FaultyStore(OBJECTS, weather=weather, seed=1)
+        profile = StoreProfile(bytes_per_second=1e6, tail_sigma=0.2, closing_seconds=0.1)
+        self.store = FaultyStore(OBJECTS, profile=profile, seed=1)
         self.store.script = lambda number, key: FAULTS.get(number)
         self.ring = Ring(6, 4096)
         config = FetchConfig(split_min_bytes=1000, hedge_first_seconds=0.05, start_concurrency=4, attempt_seconds=0.5)

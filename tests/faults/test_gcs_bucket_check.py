@@ -12,7 +12,7 @@ from stoker._format.manifest import POINTER_KEY
 from stoker._stores import gcs
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, NotFoundError
-from support.speaking import Server, Speak, serving
+from support.scripted_server import Server, Speak, serving
 
 NOT_FOUND = b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found"
 Check = Callable[[Store, Server], Awaitable[None]]

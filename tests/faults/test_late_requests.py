@@ -19,7 +19,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 
 SMALLER = 64
 BODY = random.Random(0).randbytes((8 << 20) // SMALLER)
@@ -38,10 +38,10 @@ class Reading:
 
 async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Reading:
     """Take items in order as fast as they come, with a window of them held."""
-    weather = Weather(
+    profile = StoreProfile(
         bytes_per_second=90e6 / SMALLER, total_bytes_per_second=600e6 / SMALLER, late_fraction=late_fraction
     )
-    store = FaultyStore({"x": BODY}, weather=weather, seed=seed)
+    store = FaultyStore({"x": BODY}, profile=profile, seed=seed)
     ring = Ring(SLOTS, len(BODY))
     config = FetchConfig(split_min_bytes=(1 << 20) // SMALLER, hedge=hedge)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)

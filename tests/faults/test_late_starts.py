@@ -24,7 +24,7 @@ from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange
 from stoker.abc import ObjectInfo
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 from support.packed_objects import packed_objects
 
 SCHEMA = Schema({"image": Array("uint8", (1000,))})
@@ -45,9 +45,9 @@ class LateStore(FaultyStore):
         return (await super().get(key))[1]
 
     async def _answered(self) -> None:
-        late = self._rng.random() < self.weather.late_fraction
+        late = self._rng.random() < self.profile.late_fraction
         self.sent_seconds.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(self.weather.first_byte_seconds + self.weather.late_seconds * late)
+        await asyncio.sleep(self.profile.first_byte_seconds + self.profile.late_seconds * late)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Start:
 
 def start(seed: int, late_fraction: float = 0.1, *, slots: int = 24, objects: int = 4) -> Start:
     """Open a data set and fetch the first batch, which needs a number of objects."""
-    weather = Weather(late_fraction=late_fraction, first_byte_seconds=0.025, bytes_per_second=1e6)
-    store = LateStore({**OBJECTS, POINTER_KEY: PACKED.to_bytes()}, weather=weather, seed=seed)
+    profile = StoreProfile(late_fraction=late_fraction, first_byte_seconds=0.025, bytes_per_second=1e6)
+    store = LateStore({**OBJECTS, POINTER_KEY: PACKED.to_bytes()}, profile=profile, seed=seed)
 
     async def main() -> Start:
         reader = RetryingReader(store)

@@ -15,7 +15,7 @@ from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.errors import FetchError
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * 500 for number in range(200)}
 
@@ -24,9 +24,15 @@ class Training:
     """Uses an object every 50 ms, with 64 slots of look-ahead."""
 
     def __init__(
-        self, weather: Weather, *, config: FetchConfig | None = None, seed: int = 0, slots: int = 64, count: int = 200
+        self,
+        profile: StoreProfile,
+        *,
+        config: FetchConfig | None = None,
+        seed: int = 0,
+        slots: int = 64,
+        count: int = 200,
     ) -> None:
-        self.store = FaultyStore(OBJECTS, weather=weather, seed=seed)
+        self.store = FaultyStore(OBJECTS, profile=profile, seed=seed)
         self.ring = Ring(slots, 500)
         self.count = count
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(seed), config=config)
@@ -52,14 +58,14 @@ class Training:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_outage_of_half_the_deadline_fails_nothing(seed: int) -> None:
-    training = Training(Weather(outages=[(1.0, 31.0)]), seed=seed)
+    training = Training(StoreProfile(outages=[(1.0, 31.0)]), seed=seed)
     run_virtual(training.run())
     assert training.store.faults["outage"] > 0
     assert training.failed == []
 
 
 def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_error() -> None:
-    training = Training(Weather(outages=[(0.5, 1e9)]), slots=16, count=50)
+    training = Training(StoreProfile(outages=[(0.5, 1e9)]), slots=16, count=50)
     run_virtual(training.run())
     config = FetchConfig()
     assert len(training.failed) > 20
@@ -73,13 +79,13 @@ def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_er
 
 
 def test_the_end_of_an_outage_brings_no_burst_beyond_the_concurrency() -> None:
-    training = Training(Weather(outages=[(1.0, 20.0)]))
+    training = Training(StoreProfile(outages=[(1.0, 20.0)]))
     run_virtual(training.run())
     assert training.store.peak_active <= FetchConfig().max_concurrency + 2
 
 
 def test_a_store_that_throttles_what_is_too_much_finds_its_client_slowing_down() -> None:
-    training = Training(Weather(first_byte_seconds=0.5))
+    training = Training(StoreProfile(first_byte_seconds=0.5))
     store = training.store
     store.script = lambda number, key: "throttle" if store.active > 8 else None
     run_virtual(training.run())
@@ -91,13 +97,13 @@ def test_a_store_that_throttles_what_is_too_much_finds_its_client_slowing_down()
 
 
 def test_when_everything_turns_slow_at_once_the_load_does_not_double() -> None:
-    training = Training(Weather())
-    weather = training.store.weather
+    training = Training(StoreProfile())
+    profile = training.store.profile
 
     async def main() -> None:
         async def slow_down() -> None:
             await asyncio.sleep(2.0)
-            weather.first_byte_seconds = 5.0
+            profile.first_byte_seconds = 5.0
 
         async with asyncio.TaskGroup() as group:
             group.create_task(slow_down())
@@ -113,8 +119,8 @@ def test_when_everything_turns_slow_at_once_the_load_does_not_double() -> None:
 class Pausing(Training):
     """Stops for a while before some object, as for a validation."""
 
-    def __init__(self, weather: Weather, pauses: dict[int, float], *, config: FetchConfig | None = None) -> None:
-        super().__init__(weather, config=config)
+    def __init__(self, profile: StoreProfile, pauses: dict[int, float], *, config: FetchConfig | None = None) -> None:
+        super().__init__(profile, config=config)
         self.pauses = pauses
         self.failed_at: list[int] = []
         self.waited: dict[int, float] = {}
@@ -147,7 +153,7 @@ FEW_ATTEMPTS = FetchConfig(attempts=2)
 def test_an_outage_that_is_over_when_the_loop_comes_back_fails_nothing(
     config: FetchConfig | None, pause_seconds: float
 ) -> None:
-    training = Pausing(Weather(outages=[(0.1, 65.1)]), {1: pause_seconds}, config=config)
+    training = Pausing(StoreProfile(outages=[(0.1, 65.1)]), {1: pause_seconds}, config=config)
     run_virtual(training.run())
     assert training.store.faults["outage"] > 0
     assert training.failed == []
@@ -156,7 +162,7 @@ def test_an_outage_that_is_over_when_the_loop_comes_back_fails_nothing(
 
 
 def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_goes_on() -> None:
-    training = Pausing(Weather(outages=[(0.1, 69.1)]), {1: 70.0})
+    training = Pausing(StoreProfile(outages=[(0.1, 69.1)]), {1: 70.0})
     run_virtual(training.run())
     assert training.failed == []
     late = [index for index, seconds in training.waited.items() if seconds > 0.001]
@@ -167,7 +173,7 @@ def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_goes_on() 
 def test_a_long_outage_fails_each_fetch_within_one_and_a_half_deadlines(
     config: FetchConfig | None,
 ) -> None:
-    training = Pausing(Weather(outages=[(3.0, 1e9)]), {50: 100.0}, config=config)
+    training = Pausing(StoreProfile(outages=[(3.0, 1e9)]), {50: 100.0}, config=config)
     run_virtual(training.run())
     (failed,) = training.failed_at
     assert training.waited[failed] <= 1.5 * FetchConfig().deadline_seconds + 1.0
@@ -175,7 +181,7 @@ def test_a_long_outage_fails_each_fetch_within_one_and_a_half_deadlines(
 
 def test_an_object_that_is_gone_or_spoilt_is_not_fetched_anew() -> None:
     for harm in ("missing", "corrupt"):
-        training = Pausing(Weather(), {20: 30.0})
+        training = Pausing(StoreProfile(), {20: 30.0})
         if harm == "missing":
             del training.store.objects["data/030"]
         else:

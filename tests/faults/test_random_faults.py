@@ -14,8 +14,8 @@ from stoker._fetch import fetcher as fetch_module
 from stoker._fetch.hedge import HedgePolicy
 from stoker._memory.ring import Ring, RingStateError
 from stoker.testing import VirtualClockError
+from support.fault_profiles import Tables
 from support.fault_schedules import LEVELS, play
-from support.fault_weather import Tables
 from support.faulty_store import FAULTS
 
 SCHEDULES = {"objects": 400, "samples": 250}

@@ -1,4 +1,4 @@
-"""Groups of samples read by ranges, in bad weather: every value right or a typed error, nothing left behind."""
+"""Groups of samples read by ranges, under random faults: every value right or a typed error, nothing left behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from stoker._order.sharding import RankSharding
 from stoker._order.steps import PlannedStep, PositionRange
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
 from stoker.testing import run_virtual
-from support.fault_weather import stormy
-from support.faulty_store import FAULTS, FaultyStore, Weather
+from support.fault_profiles import faulty_profile
+from support.faulty_store import FAULTS, FaultyStore, StoreProfile
 from support.packed_objects import packed_objects, value_at
 
 SCHEMA = Schema({"number": Array("int64"), "image": Array("uint8", (20, 10)), "sound": Bytes()})
@@ -41,8 +41,8 @@ FIRSTS = np.cumsum([0, *COUNTS])
 class Run:
     """One epoch of groups, from a store that the test spoils, into a ring of four slots."""
 
-    def __init__(self, seed: int, weather: Weather | None = None, **config: Any) -> None:
-        self.store = FaultyStore(OBJECTS, weather=weather or Weather(), seed=seed)
+    def __init__(self, seed: int, profile: StoreProfile | None = None, **config: Any) -> None:
+        self.store = FaultyStore(OBJECTS, profile=profile or StoreProfile(), seed=seed)
         self.ring = Ring(4, SLOT_BYTES)
         self.fetcher = Fetcher(
             self.store,
@@ -103,7 +103,7 @@ def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     for seed in range(60):
-        run = Run(seed, stormy(seed), attempt_seconds=1.0, checksum_attempts=10)
+        run = Run(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
         run_virtual(run.play())
         assert sorted(run.delivered) == list(range(len(SAMPLES)))
         assert run.leaves_nothing()
@@ -119,7 +119,7 @@ def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
 
 
 def test_the_ring_full_of_groups_does_not_keep_small_ranges_from_being_hedged() -> None:
-    run = Run(0, Weather(tail_sigma=0.0, probability={"stall": 0.01}))
+    run = Run(0, StoreProfile(tail_sigma=0.0, probability={"stall": 0.01}))
     run_virtual(run.play())
     assert run.ring.statistics().peak_used == 4
     stats = run.fetcher.stats
@@ -181,7 +181,7 @@ def test_a_replaced_object_is_reported_or_accepted_on_its_checksums() -> None:
 
 
 def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
-    run = Run(0, Weather(credentials_expire_at=0.25))
+    run = Run(0, StoreProfile(credentials_expire_at=0.25))
     with pytest.raises(CredentialsError):
         run_virtual(run.play())
     assert 0 < len(run.delivered) < len(SAMPLES)
@@ -190,7 +190,7 @@ def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
 def test_cancelling_at_any_time_leaves_nothing(seconds: float) -> None:
-    run = Run(3, Weather(closing_seconds=0.2, probability={"stall": 0.05}))
+    run = Run(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
 
     async def main() -> None:
         playing = asyncio.create_task(run.play())

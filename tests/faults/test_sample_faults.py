@@ -1,4 +1,4 @@
-"""Samples read by number, in bad weather: every value right or a typed error, nothing left behind."""
+"""Samples read by number, under random faults: every value right or a typed error, nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stoker.errors import (
     ObjectChangedError,
 )
 from stoker.testing import run_virtual
-from support.fault_weather import stormy
-from support.faulty_store import FAULTS, Weather
+from support.fault_profiles import faulty_profile
+from support.faulty_store import FAULTS, StoreProfile
 from support.packed_objects import packed_objects
 from support.same import same
 from support.sample_reading import SampleBench
@@ -55,7 +55,7 @@ def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
     for seed in range(40):
         rng = random.Random(seed)
         reading = bench(
-            weather=stormy(seed),
+            profile=faulty_profile(seed),
             seed=seed,
             memory_bytes=rng.choice([TIGHT_BYTES, 1 << 24]),
             attempt_seconds=1.0,
@@ -162,7 +162,7 @@ def test_what_is_pinned_is_sent_as_a_precondition_with_every_range() -> None:
 
 
 def test_an_outage_ends_in_an_error_at_the_deadline_and_the_reader_can_be_used_again() -> None:
-    reading = bench(weather=Weather(tail_sigma=0.0, outages=[(0.0, 100.0)]), deadline_seconds=10.0)
+    reading = bench(profile=StoreProfile(tail_sigma=0.0, outages=[(0.0, 100.0)]), deadline_seconds=10.0)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -177,7 +177,7 @@ def test_an_outage_ends_in_an_error_at_the_deadline_and_the_reader_can_be_used_a
 
 
 def test_an_error_that_no_retry_helps_ends_the_call_at_once() -> None:
-    reading = bench(weather=Weather(tail_sigma=0.0, credentials_expire_at=0.015))
+    reading = bench(profile=StoreProfile(tail_sigma=0.0, credentials_expire_at=0.015))
     with pytest.raises(CredentialsError):
         reading.samples(*range(0, 150, 7))
     assert reading.leaves_nothing()
@@ -199,7 +199,9 @@ def test_cancelling_at_any_time_leaves_nothing_and_harms_no_other_call(memory_by
 
     for step in range(40):
         reading = bench(
-            weather=Weather(closing_seconds=0.05, probability={"stall": 0.02}), seed=step, memory_bytes=memory_bytes
+            profile=StoreProfile(closing_seconds=0.05, probability={"stall": 0.02}),
+            seed=step,
+            memory_bytes=memory_bytes,
         )
         run_virtual(main(reading, step * 0.006))
         assert reading.leaves_nothing()

@@ -1,4 +1,4 @@
-"""An epoch is made from and into a bucket in bad weather, in virtual time: the epoch is right, or an error typed."""
+"""An epoch is written to a bucket under random faults, in virtual time: it is right, or a typed error is raised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.errors import (
 )
 from stoker.testing import run_virtual
 from stoker_functions._shuffle_job.work import Way, perform
-from support.faulty_store import FAULTS, FaultyStore, Weather
+from support.faulty_store import FAULTS, FaultyStore, StoreProfile
 from support.materialized import MEMORY_BYTES, WAYS, plan_tasks
 from support.packed_objects import packed_objects
 
@@ -46,8 +46,8 @@ MANIFEST, OBJECTS = packed_objects(SCHEMA, SAMPLES, COUNTS)
 class FaultyBucket(FaultyStore):
     """A faulty store that can be written to; writes fail too, before they have an effect or behind it."""
 
-    def __init__(self, weather: Weather, seed: int) -> None:
-        super().__init__({**OBJECTS, version_key(1): MANIFEST.to_bytes()}, weather=weather, seed=seed)
+    def __init__(self, profile: StoreProfile, seed: int) -> None:
+        super().__init__({**OBJECTS, version_key(1): MANIFEST.to_bytes()}, profile=profile, seed=seed)
         self._lots = random.Random(seed)
         self._writes = 0
 
@@ -65,7 +65,7 @@ class FaultyBucket(FaultyStore):
 
     async def _unreliable(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(self._lots.random() * 0.05)
-        lot = self._lots.random() / max(1e-9, self.weather.probability.get("error", 0.0) * 4)
+        lot = self._lots.random() / max(1e-9, self.profile.probability.get("error", 0.0) * 4)
         if lot < 1:
             self.faults[f"{name} refused"] += 1
             raise self._lots.choice([ThrottledError("slow down"), ServerError("inside"), ConnectionLostError("gone")])
@@ -91,9 +91,9 @@ class FaultyBucket(FaultyStore):
         self.objects.pop(key, None)
 
 
-def stormy(seed: int) -> Weather:
+def faulty_profile(seed: int) -> StoreProfile:
     rng = random.Random(seed)
-    return Weather(
+    return StoreProfile(
         tail_sigma=rng.choice([0.3, 1.0]),
         probability={fault: rng.choice([0.0, 0.03, 0.06]) for fault in FAULTS},
         outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
@@ -117,7 +117,7 @@ def numbers_of(bucket: FaultyBucket, layout: EpochLayout) -> list[int]:
 
 
 async def _found(bucket: FaultyBucket, layout: EpochLayout) -> Manifest:
-    bucket.weather = Weather(tail_sigma=0.0)
+    bucket.profile = StoreProfile(tail_sigma=0.0)
     epoch = await read_epoch(bucket, layout)
     assert epoch is not None
     return epoch
@@ -152,7 +152,7 @@ async def play(bucket: FaultyBucket, way: Way, seed: int) -> None:
 def test_bad_weather_and_twins_make_the_same_epoch(way: Way) -> None:
     faults: Counter[str] = Counter()
     for seed in range(12):
-        bucket = FaultyBucket(stormy(seed), seed)
+        bucket = FaultyBucket(faulty_profile(seed), seed)
         run_virtual(play(bucket, way, seed))
         faults += bucket.faults
         check(bucket, lanes=2, epoch=seed % 5)

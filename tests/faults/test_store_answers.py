@@ -17,7 +17,7 @@ from stoker._format.manifest import POINTER_KEY
 from stoker._stores import gcs
 from stoker.abc import Store
 from stoker.errors import ConnectionLostError, StokerError, TransientError
-from support.speaking import Server, serving
+from support.scripted_server import Server, serving
 from support.stores import list_keys, read_range
 
 Transport = Literal["direct", "aiohttp"]

@@ -19,7 +19,7 @@ from stoker._cache.index import ManagedTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 from support.tiers import LARGEST_BYTES, MANIFEST, OBJECTS, body, disk_tier, future, memory_tier
 
 SLOTS = 8
@@ -129,8 +129,8 @@ def test_whatever_happens_to_tiers_every_object_comes_and_is_right(
     monkeypatch.setattr(module, "run_in_thread_until_cancelled", disk.until_cancelled)
     monkeypatch.setattr(os, "write", disk.write)
     monkeypatch.setattr(os, "preadv", disk.preadv)
-    weather = Weather(probability={"error": 0.05, "reset": 0.05, "corrupt": 0.03, "truncate": 0.02})
-    store = FaultyStore(OBJECTS, weather=weather, seed=seed)
+    profile = StoreProfile(probability={"error": 0.05, "reset": 0.05, "corrupt": 0.03, "truncate": 0.02})
+    store = FaultyStore(OBJECTS, profile=profile, seed=seed)
     tiers: list[ManagedTier] = [disk_tier(tmp_path, rng.randrange(1, 20), rng.choice(["next-use", "lru", "fifo"]))]
     if rng.random() < 0.5:
         tiers.insert(0, memory_tier(rng.randrange(1, 10)))
@@ -145,7 +145,7 @@ def test_whatever_happens_to_tiers_every_object_comes_and_is_right(
 def test_what_a_tier_has_costs_no_request_while_the_bucket_is_out(tmp_path: Path) -> None:
     async def check() -> None:
         tier, rng = disk_tier(tmp_path, 20), random.Random(1)
-        store = FaultyStore(OBJECTS, weather=Weather(outages=[(10.0, 1e9)], tail_sigma=0.0))
+        store = FaultyStore(OBJECTS, profile=StoreProfile(outages=[(10.0, 1e9)], tail_sigma=0.0))
         ring = Ring(SLOTS, LARGEST_BYTES)
         fetcher = Fetcher(
             store,

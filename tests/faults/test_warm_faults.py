@@ -10,7 +10,7 @@ from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import ShardMac
-from support.warm_liar import LIES
+from support.warm_faulty_node import NODE_FAULTS
 from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, play, play_all
 from support.warm_wires import End
@@ -26,7 +26,7 @@ def test_no_fault_delivers_wrong_bytes_takes_for_ever_or_leaves_anything_behind(
     with capsys.disabled():
         print(f"\n{SCHEDULES} random fault schedules of a warm tier:\n  {dict(counts.most_common())}")
     assert not wrong, f"{len(wrong)} went wrong, the first of them {min(wrong)}:\n{wrong[min(wrong)]}"
-    assert {*FAULTS, *(f"lie: {lie}" for lie in LIES)} <= set(counts)
+    assert {*FAULTS, *(f"node fault: {fault}" for fault in NODE_FAULTS)} <= set(counts)
     assert min(counts[name] for name in ("found", "restored", "rebuilt", "evicted", "corrupt")) > 0
 
 

@@ -17,7 +17,7 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._node_state import NodeContents, NodeState
 from stoker_warm._shard import Shard, ShardId
-from support.warm_liar import Liar, forge
+from support.warm_faulty_node import FaultyNode, forge
 from support.warm_platform import MAC, Instance, Tier, named
 
 OBJECTS = [named(number, 3000) for number in range(4)]
@@ -30,21 +30,21 @@ def check(test: Callable[[Tier], Awaitable[None]], *, code: str = "2+1", nodes: 
 
     async def main() -> None:
         config = WarmConfig(nodes=nodes, code=ErasureCode.parse(code), keep_warm_seconds=20.0, **settings)
-        async with Tier(config, node_type=Liar) as tier:
+        async with Tier(config, node_type=FaultyNode) as tier:
             await tier.put(*OBJECTS)
             await test(tier)
 
     run_virtual(main())
 
 
-def liar_of(instance: Instance) -> Liar:
-    assert isinstance(instance.node, Liar)
+def faulty_node_of(instance: Instance) -> FaultyNode:
+    assert isinstance(instance.node, FaultyNode)
     return instance.node
 
 
-def the_liar(tier: Tier) -> Liar:
+def the_faulty_node(tier: Tier) -> FaultyNode:
     (instance,) = tier.platform.instances[LIAR]
-    return liar_of(instance)
+    return faulty_node_of(instance)
 
 
 def state_of_liar(tier: Tier) -> NodeState:
@@ -56,13 +56,13 @@ def corrupt(tier: Tier) -> int:
 
 
 async def read_until_given_up(tier: Tier, most: int = 40) -> None:
-    """Read objects until the liar is given up; each comes from the other nodes."""
+    """Read objects until the faulty node is given up; each comes from the other nodes."""
     for number in range(most):
         if state_of_liar(tier) is NodeState.GONE:
             return
         assert await tier.can_read(*OBJECTS[number % len(OBJECTS)])
         await asyncio.sleep(0.01)
-    raise AssertionError("the liar is still believed")
+    raise AssertionError("the faulty node is still in use")
 
 
 # What a CRC would have said.
@@ -86,12 +86,12 @@ def test_a_crc_does_not_tell_a_forged_shard_from_the_right_one_and_its_mac_does(
 # Nodes.
 
 
-@pytest.mark.parametrize("lie", ["bytes", "forged", "mac", "short", "other shard"])
+@pytest.mark.parametrize("fault", ["bytes", "forged", "mac", "short", "other shard"])
 def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
-    caplog: pytest.LogCaptureFixture, lie: str
+    caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     async def test(tier: Tier) -> None:
-        the_liar(tier).lie = lie
+        the_faulty_node(tier).fault = fault
         await read_until_given_up(tier)
         assert corrupt(tier) == 3
         assert LIAR not in tier.believed()
@@ -104,7 +104,7 @@ def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
 
 def test_a_node_with_oversized_shards_is_given_up_like_one_with_wrong_answers() -> None:
     async def test(tier: Tier) -> None:
-        the_liar(tier).lie = "long"
+        the_faulty_node(tier).fault = "long"
         await read_until_given_up(tier)
         connections = len(tier.network.links)
         assert LIAR not in tier.believed()
@@ -124,7 +124,7 @@ def test_bytes_and_macs_of_other_shards_are_refused() -> None:
             for each in instance.store.list_ids()
             if (shard := instance.store.get(each)) is not None
         ]
-        liar = the_liar(tier)
+        faulty_node = the_faulty_node(tier)
         right = {each.id: each for each in stolen}
         choices: Sequence[Callable[[ShardId], Shard | None]] = (
             lambda asked: next(each for each in stolen if each.id.object == asked.object and each.id != asked),
@@ -132,7 +132,7 @@ def test_bytes_and_macs_of_other_shards_are_refused() -> None:
             lambda asked: Shard(asked, stolen[-1].mac, right[asked].payload),
         )
         for number, choice in enumerate(choices):
-            liar.lie, liar.instead = "instead", choice
+            faulty_node.fault, faulty_node.instead = "instead", choice
             assert await tier.can_read(*OBJECTS[number])
             await asyncio.sleep(1.0)
             assert corrupt(tier) == number + 1
@@ -143,10 +143,10 @@ def test_bytes_and_macs_of_other_shards_are_refused() -> None:
 
 def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives_it_up() -> None:
     async def test(tier: Tier) -> None:
-        liar = the_liar(tier)
-        liar.lie = "forged"
+        faulty_node = the_faulty_node(tier)
+        faulty_node.fault = "forged"
         await read_until_given_up(tier)
-        held = set(liar._store.list_ids())
+        held = set(faulty_node._store.list_ids())
         assert held
         for turn in range(1, 4):
             await asyncio.sleep(25.0)  # it is called, and greets
@@ -154,9 +154,9 @@ def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives
             assert LIAR not in tier.believed()
             name, data = named(100 + turn, 3000)
             await tier.put((name, data))
-            assert not held & set(liar._store.list_ids())
+            assert not held & set(faulty_node._store.list_ids())
             assert {shard.object for shard in tier.believed()[LIAR]} == {name}
-            held = set(liar._store.list_ids())
+            held = set(faulty_node._store.list_ids())
             assert await tier.can_read(name, data)
             assert (state_of_liar(tier), corrupt(tier)) == (NodeState.GONE, 3 + turn)
 
@@ -165,9 +165,9 @@ def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives
 
 def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
     async def test(tier: Tier) -> None:
-        the_liar(tier).lie = "forged"
+        the_faulty_node(tier).fault = "forged"
         await read_until_given_up(tier)
-        the_liar(tier).lie = ""
+        the_faulty_node(tier).fault = ""
         await asyncio.sleep(25.0)
         await tier.put(named(100, 3000))
         # Have it list what it has: no trust is needed for what it was sent.
@@ -182,9 +182,9 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
 
 def test_an_honest_instance_that_comes_after_a_liar_is_believed() -> None:
     async def test(tier: Tier) -> None:
-        store = the_liar(tier)._store
+        store = the_faulty_node(tier)._store
         copies = [shard for each in store.list_ids() if (shard := store.get(each)) is not None]
-        the_liar(tier).lie = "bytes"
+        the_faulty_node(tier).fault = "bytes"
         await read_until_given_up(tier)
         tier.platform.reclaim(LIAR)
         honest = Instance(tier.platform, LIAR)
@@ -204,16 +204,16 @@ def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost
     async def test(tier: Tier) -> None:
         objects = [named(200 + number, 3000) for number in range(20)]
         await tier.put(*objects)
-        liars = {f"warm-{number}" for number in range(0, 12, 2)}
+        faulty = {f"warm-{number}" for number in range(0, 12, 2)}
         for instance in tier.platform.all_instances():
-            liar_of(instance).lie = "forged" if instance.name in liars else ""
+            faulty_node_of(instance).fault = "forged" if instance.name in faulty else ""
         for _ in range(3):
             for each in objects:
                 if not await tier.can_read(*each):  # which compares the bytes
                     await tier.put(each)
-        assert {node.name for node in tier.proxy._nodes if node.state_machine.state is NodeState.GONE} == liars
-        assert not liars & set(tier.believed())
-        assert corrupt(tier) <= 3 * len(liars) + tier.config.code.shards, "but those that were asked for at once"
+        assert {node.name for node in tier.proxy._nodes if node.state_machine.state is NodeState.GONE} == faulty
+        assert not faulty & set(tier.believed())
+        assert corrupt(tier) <= 3 * len(faulty) + tier.config.code.shards, "but those that were asked for at once"
         assert [await tier.can_read(*each) for each in objects] == [True] * len(objects)
         for minute in range(10):  # from here on, one each time that a liar has come again and was sent something
             before = corrupt(tier)
@@ -222,7 +222,7 @@ def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost
             for each in objects:
                 assert await tier.can_read(*each)
             assert await tier.can_read(*named(300 + minute, 3000)) or corrupt(tier) > before
-            assert corrupt(tier) <= before + len(liars)
+            assert corrupt(tier) <= before + len(faulty)
 
     check(test, code="4+2", nodes=12)
 

@@ -16,7 +16,7 @@ from stoker.abc import ObjectInfo
 from stoker.testing import run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._ingest import ingest_objects
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 
 SEEDS = range(84, 94)
 
@@ -29,7 +29,7 @@ async def delivered(place: Place, raw: Sequence[ObjectInfo], group: int) -> None
 
 
 async def compacted(place: Place, target_bytes: int, limit_bytes: int | None) -> CompactionResult:
-    store = RetryingStore(TardyStore(open_store(place.dataset), 0.01))
+    store = RetryingStore(DelayedStore(open_store(place.dataset), 0.01))
     now_seconds = time.time()
     return await compact(
         store, BucketCatalog(store), now_seconds=now_seconds, super_sample_bytes=target_bytes, limit_bytes=limit_bytes

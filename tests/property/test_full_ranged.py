@@ -28,7 +28,7 @@ from stoker._order.steps import PlannedStep, PositionRange, SuperSampleSteps
 from stoker.errors import MemoryBudgetError
 from stoker_torch import Budget, Loader
 from support.datasets import SCHEMA
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 from support.packed_objects import packed_objects
 from support.supersamples import EVERY_KIND, samples_of
 
@@ -290,7 +290,7 @@ def flat(batch: Batch) -> list[Any]:
 
 def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
     """Return the first batches from a position of epoch 0 on, to the end of epoch 1."""
-    store = FaultyStore(OBJECTS, weather=Weather(first_byte_seconds=0.0, bytes_per_second=1e12))
+    store = FaultyStore(OBJECTS, profile=StoreProfile(first_byte_seconds=0.0, bytes_per_second=1e12))
     thread = LoopThread("test feed")
     try:
         feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, end_epoch=2, **settings), thread)
@@ -345,7 +345,7 @@ def test_a_batch_larger_than_all_slots_together_is_put_together_from_many_groups
 
 
 def test_leaving_early_leaves_nothing_in_the_ring_and_heads_are_read_once() -> None:
-    store = FaultyStore(OBJECTS, weather=Weather(first_byte_seconds=0.0, bytes_per_second=1e12))
+    store = FaultyStore(OBJECTS, profile=StoreProfile(first_byte_seconds=0.0, bytes_per_second=1e12))
     thread = LoopThread("test feed")
     feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, batch_size=10, memory_bytes=least_bytes()), thread)
     for epoch in range(3):

@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.testing import DyingStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._ingest import ingest_objects
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 
 OBJECTS = 60
 STEPS = 25
@@ -63,7 +63,7 @@ class Story:
         lives, late = self.random.randint(0, 40), self.random.random() < 0.5
 
         def wrap(store: Any) -> Any:
-            return DyingStore(TardyStore(store, 0.01), lives if is_doomed else 10**9, late=late)
+            return DyingStore(DelayedStore(store, 0.01), lives if is_doomed else 10**9, late=late)
 
         return self.place.deployment(wrap)
 

@@ -69,7 +69,7 @@ SEED = {
     "boxes": [(1, 2.5), (None, "x")],
     "when": np.datetime64("2020-01-01"),
 }
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 HOSTILE: list[Any] = [
     -1,
     0,
@@ -145,7 +145,7 @@ def test_ten_thousand_mutated_samples_decode_or_are_a_format_error_and_take_litt
                 outcomes["refused"] += 1
                 longest = max(longest, len(str(error)))
 
-    assert memory_of(work, enough_bytes=MOST_BYTES).peak_bytes < MOST_BYTES
+    assert memory_of(work, enough_bytes=MAX_BYTES).peak_bytes < MAX_BYTES
     assert outcomes["refused"] > 5000
     assert outcomes["decoded"] > 500  # changed values are values: they are the checksum's to find
     assert longest < 500

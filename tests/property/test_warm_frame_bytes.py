@@ -37,9 +37,9 @@ def expected(messages: list[tuple[Kind, dict[str, Any], list[bytes]]]) -> list[t
 
 @given(st.lists(MESSAGES, max_size=6), st.integers(1, 40_000), st.integers(1, 50_000))
 def test_what_is_sent_arrives(
-    messages: list[tuple[Kind, dict[str, Any], list[bytes]]], piece_bytes: int, most_bytes: int
+    messages: list[tuple[Kind, dict[str, Any], list[bytes]]], piece_bytes: int, max_bytes: int
 ) -> None:
-    assert frames_of(sent(messages, piece_bytes), max(7, most_bytes)) == (expected(messages), None)
+    assert frames_of(sent(messages, piece_bytes), max(7, max_bytes)) == (expected(messages), None)
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())

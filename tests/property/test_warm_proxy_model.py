@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stoker.testing import VirtualClockLoop
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
-from support.warm_liar import Liar
+from support.warm_faulty_node import FaultyNode
 from support.warm_platform import Instance, Tier, named
 
 CODES = {1: ErasureCode(2, 1), 2: ErasureCode(2, 2)}
@@ -42,7 +42,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         config = WarmConfig(nodes=code.shards + spare, code=code, keep_warm_seconds=keep_warm, read_seconds=3.0)
 
         async def start() -> None:
-            self.tier = Tier(config, node_type=Liar)
+            self.tier = Tier(config, node_type=FaultyNode)
             await self.tier.proxy.start()
             await asyncio.sleep(1.0)
 
@@ -122,10 +122,10 @@ class WarmTierMachine(RuleBasedStateMachine):
             self.frozen.add(node)
 
     @precondition(lambda self: hasattr(self, "create_tier"))
-    @rule(node=NODE, lie=st.sampled_from(["bytes", "forged", "mac", "short", "other shard"]))
-    def a_node_begins_to_lie(self, node: int, lie: str) -> None:
+    @rule(node=NODE, fault=st.sampled_from(["bytes", "forged", "mac", "short", "other shard"]))
+    def a_node_becomes_faulty(self, node: int, fault: str) -> None:
         instances = self.tier.platform.instances.get(f"warm-{node}", [])
-        self._tell(lie, instances)
+        self._set_fault(fault, instances)
         if instances:
             self._harm(node)
             self.lying.add(node)
@@ -133,7 +133,7 @@ class WarmTierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lying)
     @rule()
     def all_nodes_are_honest_again(self) -> None:
-        self._tell("", self.tier.platform.all_instances())
+        self._set_fault("", self.tier.platform.all_instances())
         self.lying.clear()
 
     @precondition(lambda self: self.frozen)
@@ -186,10 +186,10 @@ class WarmTierMachine(RuleBasedStateMachine):
             self.runner.run(close())
         self.runner.close()
 
-    def _tell(self, lie: str, instances: list[Instance]) -> None:
+    def _set_fault(self, fault: str, instances: list[Instance]) -> None:
         for instance in instances:
-            assert isinstance(instance.node, Liar)
-            instance.node.lie = lie
+            assert isinstance(instance.node, FaultyNode)
+            instance.node.fault = fault
 
     def _harm(self, node: int) -> None:
         for harmed in self.harmed.values():

@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from support import warm_schedules
+from support.fault_profiles import Tables
 from support.fault_schedules import LEVELS as FETCH_LEVELS
 from support.fault_schedules import play
-from support.fault_weather import Tables
 from support.loader_lives import live, pack_wide
 
 _WARM = "warm"

@@ -93,7 +93,7 @@ class Place:
         return [info.key async for info in open_store(self.dataset).list(prefix)]
 
 
-class TardyStore(WatchedStore):
+class DelayedStore(WatchedStore):
     """Delays every operation by ``seconds``."""
 
     def __init__(self, store: Store, seconds: float) -> None:

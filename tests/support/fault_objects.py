@@ -11,7 +11,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.errors import StoreError
-from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
+from support.fault_profiles import DEADLINE_SECONDS, ClockJumps, Tables, random_profile
 from support.faulty_store import FaultyStore, pin
 
 __all__ = ["ObjectRun", "random_schedule"]
@@ -25,7 +25,7 @@ class ObjectRun:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.store = FaultyStore(OBJECTS, weather=random_weather(rng), seed=seed)
+        self.store = FaultyStore(OBJECTS, profile=random_profile(rng), seed=seed)
         self.jumps = ClockJumps(rng, self.store)
         self.ring = Ring(rng.randint(4, 12), SLOT_BYTES)
         self.refs = pin(OBJECTS)

@@ -25,7 +25,7 @@ from stoker._memory.budget import window_slots
 from stoker._order.order import Shuffle
 from stoker._order.steps import PlannedStep, PositionRange, Segment
 from stoker.errors import StoreError
-from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
+from support.fault_profiles import DEADLINE_SECONDS, ClockJumps, Tables, random_profile
 from support.faulty_store import FaultyStore
 from support.packed_objects import packed_objects, value_at
 
@@ -48,7 +48,7 @@ class SampleRun:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.store = FaultyStore(OBJECTS, weather=random_weather(rng), seed=seed)
+        self.store = FaultyStore(OBJECTS, profile=random_profile(rng), seed=seed)
         self.jumps = ClockJumps(rng, self.store)
         self._spoil_an_object()
         world_size = rng.randint(1, 3)

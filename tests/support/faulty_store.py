@@ -34,12 +34,12 @@ FAULTS = (
     "throttle_bare",  # 503 without
     "error", "dns", "reset", "truncate", "corrupt", "stall", "drip",
 )  # fmt: skip
-STORM_MOST = 3
+MAX_STORM_REQUESTS = 3
 """Concurrent requests that are served during throttling."""
 
 
 @dataclass(kw_only=True)
-class Weather:
+class StoreProfile:
     """Behaviour of the store: probabilities per request, and times in seconds.
 
     In an outage no connection succeeds; during throttling only a few concurrent requests are served. The adapter renews
@@ -74,11 +74,11 @@ class FaultyStore:
     url = "faulty://bucket"
 
     def __init__(
-        self, objects: Mapping[str, bytes], *, weather: Weather | None = None, seed: int = 0, tag: str = "v1"
+        self, objects: Mapping[str, bytes], *, profile: StoreProfile | None = None, seed: int = 0, tag: str = "v1"
     ) -> None:
         self.objects = dict(objects)
         self.tags = dict.fromkeys(self.objects, tag)
-        self.weather = weather or Weather()
+        self.profile = profile or StoreProfile()
         self.faults: Counter[str] = Counter()
         self.sent_seconds: list[float] = []
         self.sent_tags: list[str | None] = []
@@ -89,8 +89,8 @@ class FaultyStore:
         self.script: Callable[[int, str], str | None] | None = None
         self.late: dict[int, float] = {}
         self.link = SharedLink(
-            connection_bytes_per_second=self.weather.bytes_per_second,
-            total_bytes_per_second=self.weather.total_bytes_per_second,
+            connection_bytes_per_second=self.profile.bytes_per_second,
+            total_bytes_per_second=self.profile.total_bytes_per_second,
         )
         self._rng = random.Random(seed)
         self._writing: dict[int, tuple[int, int]] = {}
@@ -142,7 +142,7 @@ class FaultyStore:
 
     async def renew(self, used: bool) -> bool:
         await asyncio.sleep(0.1)
-        self._renewed = self.weather.credentials_renewable
+        self._renewed = self.profile.credentials_renewable
         return self._renewed
 
     async def _serve(
@@ -155,23 +155,23 @@ class FaultyStore:
         begun: Callable[[], None] | None,
     ) -> ObjectInfo:
         now = asyncio.get_running_loop().time()
-        weather, key = self.weather, wanted[0]
-        late = weather.late_fraction and self._rng.random() < weather.late_fraction
+        profile, key = self.profile, wanted[0]
+        late = profile.late_fraction and self._rng.random() < profile.late_fraction
         self.faults["late"] += bool(late)
         await asyncio.sleep(
-            weather.first_byte_seconds * self._rng.lognormvariate(0.0, weather.tail_sigma)
-            + weather.late_seconds * bool(late)
+            profile.first_byte_seconds * self._rng.lognormvariate(0.0, profile.tail_sigma)
+            + profile.late_seconds * bool(late)
             + self.late.get(number, 0.0)
         )
         self._check_connection(number, key)
-        if _within(now, weather.outages):
+        if _within(now, profile.outages):
             self.faults["outage"] += 1
             raise ConnectionLostError(f"{key}: connection refused")
-        if _within(now, weather.storms) and self.active > STORM_MOST:
+        if _within(now, profile.storms) and self.active > MAX_STORM_REQUESTS:
             self.faults["storm"] += 1
             raise ThrottledError(f"{key}: slow down")
-        if now >= weather.credentials_expire_at and not renewed:
-            self.faults["expired, renewed" if weather.credentials_renewable else "expired"] += 1
+        if now >= profile.credentials_expire_at and not renewed:
+            self.faults["expired, renewed" if profile.credentials_renewable else "expired"] += 1
             raise ExpiredCredentialsError(f"{key}: the token has expired")
         if key not in self.objects:
             self.faults["missing"] += 1
@@ -183,7 +183,7 @@ class FaultyStore:
         if fault is not None:
             self.faults[fault] += 1
         self._refuse(fault, key)
-        if begun is not None and weather.tells_when_it_begins:
+        if begun is not None and profile.tells_when_it_begins:
             begun()
         return await self._send(number, fault, wanted, into)
 
@@ -197,14 +197,14 @@ class FaultyStore:
             return self.script(number, key)
         lot = self._rng.random()
         for fault in FAULTS:
-            lot -= self.weather.probability.get(fault, 0.0)
+            lot -= self.profile.probability.get(fault, 0.0)
             if lot < 0.0:
                 return fault
         return None
 
     def _refuse(self, fault: str | None, key: str) -> None:
         if fault == "throttle":
-            raise ThrottledError(f"{key}: slow down", retry_after_seconds=self.weather.retry_after_seconds)
+            raise ThrottledError(f"{key}: slow down", retry_after_seconds=self.profile.retry_after_seconds)
         if fault == "throttle_bare":
             raise ThrottledError(f"{key}: slow down")
         if fault == "error":
@@ -238,16 +238,16 @@ class FaultyStore:
 
     async def _carry(self, size_bytes: int, *, slowly: bool) -> None:
         if slowly:
-            await asyncio.sleep(1000 * size_bytes / self.weather.bytes_per_second)
+            await asyncio.sleep(1000 * size_bytes / self.profile.bytes_per_second)
         else:
-            self.link.connection_bytes_per_second = self.weather.bytes_per_second  # tests change it
+            self.link.connection_bytes_per_second = self.profile.bytes_per_second  # tests change it
             await self.link.serve(size_bytes)
 
     async def _close_slowly(self, into: memoryview) -> None:
         """Write bytes that had arrived, as a closing transport may; end at once if cancelled again."""
         into[:] = b"\xee" * len(into)
-        if self.weather.closing_seconds:
-            await asyncio.sleep(self.weather.closing_seconds * self._rng.random())
+        if self.profile.closing_seconds:
+            await asyncio.sleep(self.profile.closing_seconds * self._rng.random())
             into[:] = b"\xdd" * len(into)
 
     def _begin_writing(self, number: int, into: memoryview) -> None:

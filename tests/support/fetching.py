@@ -12,7 +12,7 @@ from stoker import FetchConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import Tier
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 
 SLOT_BYTES = 4 << 20
 
@@ -26,7 +26,7 @@ class Bench:
     def __init__(
         self,
         *faults: str | None,
-        weather: Weather | None = None,
+        profile: StoreProfile | None = None,
         config: FetchConfig | None = None,
         slots: int = 4,
         tiers: Sequence[Tier] = (),
@@ -34,7 +34,7 @@ class Bench:
         body: bytes = BODY,
         small_hedge_bytes: int = 0,
     ) -> None:
-        self.store = FaultyStore({"x": body}, weather=weather or Weather(tail_sigma=0.0))
+        self.store = FaultyStore({"x": body}, profile=profile or StoreProfile(tail_sigma=0.0))
         if faults:
             self.store.script = lambda number, key: faults[number] if number < len(faults) else None
         self.ref = pin({"x": body})[0]

@@ -12,7 +12,7 @@ from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SampleMemory
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 
 __all__ = ["AMPLE_BYTES", "SampleBench"]
 
@@ -29,12 +29,12 @@ class SampleBench:
         *,
         columns: Sequence[str] | None = None,
         memory_bytes: int = AMPLE_BYTES,
-        weather: Weather | None = None,
+        profile: StoreProfile | None = None,
         seed: int = 0,
         **config: Any,
     ) -> None:
         fetch = FetchConfig(**config)
-        self.store = FaultyStore(objects, weather=weather or Weather(tail_sigma=0.0), seed=seed)
+        self.store = FaultyStore(objects, profile=profile or StoreProfile(tail_sigma=0.0), seed=seed)
         self.memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
         self.reader = SampleReader(self.store, manifest, manifest.schema.select(columns), self.memory, fetch)
 

@@ -14,7 +14,7 @@ from stoker.abc import Store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
 from stoker_functions.serve._messages import AsgiApp
 from stoker_local import running_server
-from support.platform_doors import OPEN, Door
+from support.authenticators import OPEN, Authenticator
 
 __all__ = ["Hosted", "hosting", "running_service"]
 
@@ -41,11 +41,11 @@ class Hosted:
 
 
 @asynccontextmanager
-async def hosting(app: AsgiApp, door: Door = OPEN) -> AsyncIterator[str]:
+async def hosting(app: AsgiApp, authenticator: Authenticator = OPEN) -> AsyncIterator[str]:
     """Serve an ASGI application behind an authentication; yield the server's URL."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := door.refusal(request)) is not None:
+        if (refusal := authenticator.refusal(request)) is not None:
             return refusal
         target, _, query = request.raw_path.partition("?")
         scope: MutableMapping[str, Any] = {
@@ -83,7 +83,7 @@ async def hosting(app: AsgiApp, door: Door = OPEN) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _serving(
-    config: ServeConfig, options: StoreOptions | None, *, with_token: bool, spoil: Spoil, door: Door
+    config: ServeConfig, options: StoreOptions | None, *, with_token: bool, spoil: Spoil, authenticator: Authenticator
 ) -> AsyncIterator[Hosted]:
     stores: dict[str, Store] = {}
 
@@ -101,7 +101,7 @@ async def _serving(
         hosted.statuses.append(response.status)
         return response
 
-    async with hosting(asgi_app(answer), door) as url:
+    async with hosting(asgi_app(answer), authenticator) as url:
         hosted = Hosted(url=url)
         yield hosted
     for store in stores.values():
@@ -115,7 +115,7 @@ def running_service(
     *,
     with_token: bool = False,
     spoil: Spoil = lambda _request, _before, response: response,
-    door: Door = OPEN,
+    authenticator: Authenticator = OPEN,
     **changes: Any,
 ) -> Iterator[Hosted]:
     """Serve data sets, whose stores are opened with ``options``; ``changes`` are settings of the service.
@@ -123,5 +123,7 @@ def running_service(
     The result of ``spoil(request, before, response)`` replaces each response, after ``before`` identical requests.
     """
     config = ServeConfig(datasets=datasets, **changes)
-    with running_server(lambda: _serving(config, options, with_token=with_token, spoil=spoil, door=door)) as hosted:
+    with running_server(
+        lambda: _serving(config, options, with_token=with_token, spoil=spoil, authenticator=authenticator)
+    ) as hosted:
         yield hosted

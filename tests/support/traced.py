@@ -17,7 +17,7 @@ from stoker.abc import ObjectRef, Readable, Tier, TraceSink
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._bucket import BucketView, SimulatedBucket
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 
 BODY = random.Random(0).randbytes(100_000)
 
@@ -30,7 +30,7 @@ class TracedRun:
         *,
         objects: int = 12,
         slots: int = 8,
-        weather: Weather | None = None,
+        profile: StoreProfile | None = None,
         config: FetchConfig | None = None,
         compute_seconds: float = 0.0,
         tiers: Sequence[Tier] = (),
@@ -39,7 +39,7 @@ class TracedRun:
         bucket: BucketModel | None = None,
     ) -> None:
         bodies = {f"data/{number:02}": BODY for number in range(objects)}
-        self.store = FaultyStore(bodies, weather=weather or Weather(tail_sigma=0.0))
+        self.store = FaultyStore(bodies, profile=profile or StoreProfile(tail_sigma=0.0))
         self.refs = pin(bodies)
         self.ring = Ring(slots, len(BODY))
         self.recorder = Recorder(sinks)

@@ -171,7 +171,7 @@ class Call:
 
 
 @dataclass(slots=True, kw_only=True)
-class Mood:
+class CallFaults:
     """Behaviour of calls: the probability of each kind of failure, and the durations of starts and answers.
 
     A call goes astray if another instance, possibly a new one, runs it than the first idle one.
@@ -210,7 +210,7 @@ class Platform:
     limit_seconds: float = 900.0
     dial_seconds: float = 5.0
     node_type: Callable[..., NodeServer] = NodeServer
-    mood: Mood = field(default_factory=Mood)
+    call_faults: CallFaults = field(default_factory=CallFaults)
     counts: Counts = field(default_factory=Counts)
     calls: list[Call] = field(default_factory=list)
     instances: dict[str, list[Instance]] = field(default_factory=dict)
@@ -222,15 +222,15 @@ class Platform:
         """Call a function."""
         instances = self.instances.setdefault(name, [])
         idle = [each for each in instances if each.running is None]
-        is_stray = name in self.strays or (self.mood.stray > 0.0 and self.rng.random() < self.mood.stray)
+        is_stray = name in self.strays or (self.call_faults.stray > 0.0 and self.rng.random() < self.call_faults.stray)
         self.strays.discard(name)
         if is_stray and (idle[1:] or len(instances) < self.most):
             idle = idle[1:]
         is_cold = not idle
-        if self.rng.random() < self.mood.throttled or (is_cold and len(instances) >= self.most):
+        if self.rng.random() < self.call_faults.throttled or (is_cold and len(instances) >= self.most):
             self.counts.throttled += 1
             raise ThrottledError(f"{name} runs too often")
-        if self.rng.random() < self.mood.failed:
+        if self.rng.random() < self.call_faults.failed:
             self.counts.failed += 1
             await asyncio.sleep(self.rng.uniform(0.0, 0.2))
             raise ServerError(f"{name} cannot be called")
@@ -240,12 +240,12 @@ class Platform:
         begun_seconds = asyncio.get_running_loop().time()
         self.calls.append(Call(begun_seconds, name, str(event["task"]), is_cold))
         running = self._begin(idle[0], event, is_cold)
-        if self.rng.random() < self.mood.unanswered:
+        if self.rng.random() < self.call_faults.unanswered:
             self.counts.unanswered += 1
             await asyncio.wait([running], timeout=self.rng.uniform(0.0, 1.0))
             raise ConnectionLostError(f"the answer of {name} is lost")
         await asyncio.wait([running])
-        await asyncio.sleep(self.mood.answer_seconds)
+        await asyncio.sleep(self.call_faults.answer_seconds)
         if running.cancelled():
             raise ConnectionLostError(f"the instance of {name} was killed")
         seconds = asyncio.get_running_loop().time() - begun_seconds
@@ -254,7 +254,7 @@ class Platform:
     def _begin(self, instance: Instance, event: Mapping[str, Any], is_cold: bool) -> asyncio.Task[dict[str, Any]]:
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
-        start_seconds = self.mood.cold_seconds if is_cold else self.mood.warm_seconds
+        start_seconds = self.call_faults.cold_seconds if is_cold else self.call_faults.warm_seconds
         running = instance.running = loop.create_task(instance.run(event, start_seconds))
         self._running.add(running)
 

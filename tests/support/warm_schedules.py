@@ -23,16 +23,16 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._proxy import Proxy
 from stoker_warm._tier import WarmTier
-from support.faulty_store import FaultyStore, Weather, pin
-from support.warm_liar import LIES, Liar
-from support.warm_platform import TIER_SECRET, Instance, Mood, Platform, Tier, warm_name
+from support.faulty_store import FaultyStore, StoreProfile, pin
+from support.warm_faulty_node import NODE_FAULTS, FaultyNode
+from support.warm_platform import TIER_SECRET, CallFaults, Instance, Platform, Tier, warm_name
 from support.warm_wires import End, LinkConfig
 
 __all__ = ["FAULTS", "WarmRun", "play", "play_all"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
-    "slow link", "lie", "stray",
+    "slow link", "node fault", "stray",
 )  # fmt: skip
 _POISON = 0xEE
 _CHUNK = 50
@@ -104,12 +104,12 @@ class WarmRun:
             seed=rng.getrandbits(32),
             link=link,
             shelf_bytes=shelf_bytes,
-            node_type=Liar,
+            node_type=FaultyNode,
         )
-        weighted = (*FAULTS, "lie", "lie")  # most node faults are wrong answers
+        weighted = (*FAULTS, "node fault", "node fault")  # most node faults are wrong answers
         self.faults = rng.sample(weighted, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
-        self.fair = self.platform.mood = Mood(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
+        self.fair = self.platform.call_faults = CallFaults(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
         self.memory: list[bytearray] = []
 
     @property
@@ -172,8 +172,10 @@ class WarmRun:
 
     async def _fetch(self, rng: random.Random, number: int) -> None:
         """Read through a fetcher with a bucket."""
-        weather = Weather(probability=rng.choice([{}, {"error": 0.1, "corrupt": 0.1, "reset": 0.1, "stall": 0.02}]))
-        store = FaultyStore(self.bodies, weather=weather, seed=number)
+        profile = StoreProfile(
+            probability=rng.choice([{}, {"error": 0.1, "corrupt": 0.1, "reset": 0.1, "stall": 0.02}])
+        )
+        store = FaultyStore(self.bodies, profile=profile, seed=number)
         ring = Ring(4, 8192)
         refs: list[ObjectRef] = pin(self.bodies)
         fetcher = Fetcher(
@@ -215,15 +217,15 @@ class WarmRun:
             case "restart" | "crash":
                 await self.tier.replace(is_crash=fault == "crash")
             case "throttle":
-                await self._mood(Mood(throttled=rng.choice([0.3, 1.0])), for_seconds)
+                await self._change_call_faults(CallFaults(throttled=rng.choice([0.3, 1.0])), for_seconds)
             case "fail":
-                await self._mood(Mood(failed=rng.choice([0.3, 1.0])), for_seconds)
+                await self._change_call_faults(CallFaults(failed=rng.choice([0.3, 1.0])), for_seconds)
             case "unanswered":
-                await self._mood(Mood(unanswered=rng.choice([0.3, 1.0])), for_seconds)
+                await self._change_call_faults(CallFaults(unanswered=rng.choice([0.3, 1.0])), for_seconds)
             case "stray":
-                await self._mood(Mood(stray=rng.choice([0.3, 1.0])), for_seconds)
+                await self._change_call_faults(CallFaults(stray=rng.choice([0.3, 1.0])), for_seconds)
             case "slow start":
-                await self._mood(Mood(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
+                await self._change_call_faults(CallFaults(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
             case "split":
                 await self._split(for_seconds)
             case _ if instance is not None:
@@ -250,15 +252,15 @@ class WarmRun:
                 config = LinkConfig(latency_seconds=rng.choice([0.1, 1.5]), bytes_per_second=rng.choice([None, 500.0]))
                 instance.link = config
                 _carry_as(instance.ends, config)
-            case "lie":
-                assert isinstance(instance.node, Liar)
-                instance.node.lie = rng.choice(LIES)
-                self.counts[f"lie: {instance.node.lie}"] += 1
+            case "node fault":
+                assert isinstance(instance.node, FaultyNode)
+                instance.node.fault = rng.choice(NODE_FAULTS)
+                self.counts[f"node fault: {instance.node.fault}"] += 1
 
-    async def _mood(self, mood: Mood, for_seconds: float) -> None:
-        self.platform.mood = mood
+    async def _change_call_faults(self, call_faults: CallFaults, for_seconds: float) -> None:
+        self.platform.call_faults = call_faults
         await asyncio.sleep(for_seconds)
-        self.platform.mood = self.fair
+        self.platform.call_faults = self.fair
 
     async def _split(self, for_seconds: float) -> None:
         """Drop all traffic, without closing connections."""
@@ -270,12 +272,12 @@ class WarmRun:
 
     async def _calm(self) -> None:
         """End all faults, and wait until every node has had a keep-warm call."""
-        self.platform.mood, self.platform.is_split = self.fair, False
+        self.platform.call_faults, self.platform.is_split = self.fair, False
         for instance in self.platform.all_instances():
             instance.thaw()
             instance.link = None
             _carry_as(instance.ends, self.tier.network.config)
-            if isinstance(instance.node, Liar) and instance.node.lie:
+            if isinstance(instance.node, FaultyNode) and instance.node.fault:
                 self.platform.kill(instance)
         await asyncio.sleep(2.3 * self.config.keep_warm_seconds)
 

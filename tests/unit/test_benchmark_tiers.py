@@ -55,7 +55,7 @@ def test_a_turn_reads_all_objects_in_turn_after_some_that_do_not_count() -> None
         read.append(number)
         used[0] += 1.0
 
-    place = Place(name="place", read=noted, server_seconds=lambda: used[0], most_reads=5)
+    place = Place(name="place", read=noted, server_seconds=lambda: used[0], max_reads=5)
     found = asyncio.run(turn(place, Objects(3, 10), 7, memoryview(bytearray(10))))
     assert read == [0, 1, 0, 1, 2, 0, 1]
     assert (len(found.seconds), found.server_seconds) == (5, 5.0)

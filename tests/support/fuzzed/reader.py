@@ -19,7 +19,7 @@ __all__ = ["Outcome", "Place", "Reader", "places_of"]
 Place = tuple[str, int]
 """A file, and the line in it that raises an error."""
 
-MOST_MESSAGE_CHARACTERS = 1000
+MAX_MESSAGE_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Reader:
             return Outcome(self.read(data))
         except self.errors as error:
             outcome, message = Outcome(type(error).__name__, tuple(places_of(error))), str(error)
-        assert len(message) <= MOST_MESSAGE_CHARACTERS
+        assert len(message) <= MAX_MESSAGE_CHARACTERS
         return outcome
 
 

@@ -23,7 +23,7 @@ GREETING = {"instance": "0123456789abcdef", "term": 3, "hash": "é"}
 BODY = bytes(range(256))
 
 
-def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], WireError | None]:
+def frames_of(data: bytes, max_bytes: int) -> tuple[list[tuple[Frame, bytes]], WireError | None]:
     """Receive ``data`` in parts of at most ``most_bytes``; return the frames, with their bodies, and the outcome.
 
     Checks that no byte is written outside the given memory, and none after an error.
@@ -45,7 +45,7 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
     try:
         while left:
             buffer = reader.get_buffer()
-            taken = min(len(buffer), len(left), most_bytes)
+            taken = min(len(buffer), len(left), max_bytes)
             assert taken > 0, "nowhere to receive to"
             buffer[:taken] = left[:taken]
             left = left[taken:]
@@ -65,8 +65,8 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
 
 def _read_frames(data: bytes) -> str:
     whole, error = frames_of(data, len(data) or 1)
-    for most_bytes in (1,) if len(data) < 150 else (13,):
-        pieces, its_error = frames_of(data, most_bytes)
+    for max_bytes in (1,) if len(data) < 150 else (13,):
+        pieces, its_error = frames_of(data, max_bytes)
         assert (pieces, str(its_error)) == (whole, str(error)), "it depends on how the network cuts it"
     said = b"".join(encode_frame(f.kind, f.head, f.body_bytes) + body for f, body in whole)
     assert frames_of(said, 1 << 20) == (whole, None)

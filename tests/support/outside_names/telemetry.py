@@ -13,14 +13,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from stoker.trace import ChromeTrace, OpenTelemetrySink, Phase, PrometheusSink
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.outside_names.shape import shape
 from support.tiers import SilentTier
 from support.traced import TracedRun
 
 __all__ = ["telemetry"]
 
-_ROUGH = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
+_ROUGH = StoreProfile(
+    late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6
+)
 
 
 def telemetry(folder: Path) -> Iterator[str]:
@@ -32,7 +34,7 @@ def telemetry(folder: Path) -> Iterator[str]:
         tracers, meters = TracerProvider(), MeterProvider(metric_readers=[metrics])
         tracers.add_span_processor(SimpleSpanProcessor(spans))
         open_telemetry = OpenTelemetrySink(tracer_provider=tracers, meter_provider=meters)
-        TracedRun(objects=40, weather=_ROUGH, compute_seconds=0.05, sinks=[prometheus, chrome, open_telemetry]).run()
+        TracedRun(objects=40, profile=_ROUGH, compute_seconds=0.05, sinks=[prometheus, chrome, open_telemetry]).run()
         TracedRun(tiers=[SilentTier("silent")], slots=3, sinks=[prometheus, chrome, open_telemetry]).run()
         yield from _prometheus(prometheus)
         yield from _spans(spans)

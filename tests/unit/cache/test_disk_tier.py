@@ -338,10 +338,10 @@ def test_unused_objects_of_other_data_sets_are_evicted_when_space_is_needed(
         in_use = await opened(tmp_path, dataset="used")
         await offer(in_use, 3)
         tier = await opened(tmp_path)
-        most_bytes = used_bytes(tmp_path)
+        max_bytes = used_bytes(tmp_path)
 
         def disk(_: int) -> _Disk:
-            return _Disk((1 << 20) // 20 + max(0, most_bytes - used_bytes(tmp_path)))
+            return _Disk((1 << 20) // 20 + max(0, max_bytes - used_bytes(tmp_path)))
 
         monkeypatch.setattr(os, "fstatvfs", disk)
         await offer(tier, 5)

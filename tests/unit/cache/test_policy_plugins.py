@@ -29,7 +29,7 @@ class LastInFirstOut(Fifo[Any]):
         yield from reversed(list(self._order))
 
 
-class Liar(LastInFirstOut):
+class WrongPolicy(LastInFirstOut):
     """A policy that names what is not in the cache, or the same object again and again."""
 
     said = "nobody"
@@ -49,8 +49,8 @@ def empty(oracle: object) -> object:
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {
         "lifo": "LastInFirstOut",
-        "liar": "Liar",
-        "lru": "Liar",
+        "wrong": "WrongPolicy",
+        "lru": "WrongPolicy",
         "broken": "nothing",
         "empty": "empty",
         "number": "SEVEN",
@@ -83,16 +83,16 @@ def test_a_plug_in_learns_when_keys_are_needed_next() -> None:
 
 def test_a_setting_names_it() -> None:
     assert CacheSpec.parse("disk:/x?limit=1GB&policy=lifo").policy == "lifo"
-    assert policy_names() == (*POLICIES, "broken", "empty", "liar", "lifo", "number")
+    assert policy_names() == (*POLICIES, "broken", "empty", "lifo", "number", "wrong")
 
 
 def test_an_unregistered_name_is_refused_with_the_registered_ones() -> None:
-    with pytest.raises(ConfigError, match=r"fifo, broken, empty, liar, lifo, number, not 'mru'; .* stoker.cache_pol"):
+    with pytest.raises(ConfigError, match=r"fifo, broken, empty, lifo, number, wrong, not 'mru'; .* stoker.cache_pol"):
         CacheSpec.parse("memory:?limit=1GB&policy=mru")
 
 
 def test_no_plug_in_takes_the_place_of_a_policy_that_is_always_there() -> None:
-    assert not isinstance(policy_factory("lru")(future()), Liar)
+    assert not isinstance(policy_factory("lru")(future()), WrongPolicy)
 
 
 def test_one_that_cannot_be_loaded_is_named_where_the_cache_is_configured() -> None:
@@ -112,11 +112,11 @@ def test_one_that_creates_no_policy_is_refused_where_a_cache_is_made(policy: str
 def test_a_policy_that_evicts_what_is_not_there_is_an_error_and_the_account_stays_right(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Liar, "said", said)
-    policy: EvictionPolicy[str] = policy_factory("liar")(future())
+    monkeypatch.setattr(WrongPolicy, "said", said)
+    policy: EvictionPolicy[str] = policy_factory("wrong")(future())
     residents = CacheEntries(policy, 3)
     for key in "abc":
         residents.offer(key)
-    with pytest.raises(StokerError, match=r"Liar names .* choose another policy"):
+    with pytest.raises(StokerError, match=r"WrongPolicy names .* choose another policy"):
         residents.offer("d", 2)
     assert (sorted(residents), residents.used) == (["a", "b", "c"], 3)

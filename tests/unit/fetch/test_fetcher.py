@@ -28,7 +28,7 @@ from stoker.errors import (
     ObjectTruncatedError,
 )
 from stoker.testing import run_virtual
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.fetching import BODY, SLOT_BYTES, Bench, seconds
 
 
@@ -48,8 +48,8 @@ def test_the_bytes_arrive_in_a_ready_slot(size: int, urgent: bool) -> None:
 
 def test_an_urgent_object_is_read_in_parallel_ranges() -> None:
     async def main() -> None:
-        slow = Weather(tail_sigma=0.0, bytes_per_second=1e6)
-        bench = Bench(body=BODY * 40, weather=slow, config=FetchConfig(hedge=False))
+        slow = StoreProfile(tail_sigma=0.0, bytes_per_second=1e6)
+        bench = Bench(body=BODY * 40, profile=slow, config=FetchConfig(hedge=False))
         assert await bench.fetch(urgent=True) == BODY * 40
         ranges = sorted((start, end) for _, start, end in bench.store.sent_ranges)
         assert [start for start, _ in ranges] == [0, *(end for _, end in ranges[:-1])]

@@ -17,9 +17,9 @@ import stoker
 from stoker_local import LocalBucket
 from stoker_torch import Loader
 
-MOST_FRAMES_TO_STORE = 6
+MAX_FRAMES_TO_STORE = 6
 """The prefetcher, the reader of super-samples, the object fetch, and a range's tries, their race and its attempts."""
-MOST_FRAMES = 13
+MAX_FRAMES = 13
 """Beside those: the store, with its signing, and the transport."""
 ROOT = str(Path(stoker.__file__).parent)
 
@@ -77,8 +77,8 @@ def test_the_way_from_the_prefetcher_to_the_socket_is_short(
     with Loader(url, batch_size=50, columns=columns) as loader:
         assert len(list(loader)) == 2
     assert len(recorded.found) >= 5
-    most = MOST_FRAMES_TO_STORE + (columns is not None)  # a head is fetched by a function of its own
+    most = MAX_FRAMES_TO_STORE + (columns is not None)  # a head is fetched by a function of its own
     for frames in recorded.found:
         to_store = [frame for frame in frames if frame.startswith("_fetch/")]
         assert len(to_store) <= most, to_store
-        assert len(frames) <= MOST_FRAMES, frames
+        assert len(frames) <= MAX_FRAMES, frames

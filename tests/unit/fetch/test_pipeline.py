@@ -15,7 +15,7 @@ from stoker._fetch.config import PipelineConfig
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._order.sharding import RankSharding
 from stoker.errors import NotFoundError
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 from support.packed_objects import packed_objects
 
 SCHEMA = Schema({"x": stoker.Array("int64", (20,))})
@@ -23,7 +23,7 @@ MANIFEST, OBJECTS = packed_objects(SCHEMA, [{"x": [number] * 20} for number in r
 
 
 def test_behind_an_error_an_epoch_goes_on_as_it_was_dealt_and_ends_where_it_was_to() -> None:
-    store = FaultyStore(dict(OBJECTS), weather=Weather(first_byte_seconds=0.0, bytes_per_second=1e12))
+    store = FaultyStore(dict(OBJECTS), profile=StoreProfile(first_byte_seconds=0.0, bytes_per_second=1e12))
     lost = MANIFEST.key(1)
     body = store.objects.pop(lost)
     thread = LoopThread("test pipeline")

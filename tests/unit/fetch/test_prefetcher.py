@@ -16,7 +16,7 @@ from stoker._memory.ring import Ring, RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * (1000 + number) for number in range(40)}
 
@@ -27,7 +27,7 @@ class Bench:
     def __init__(
         self, *, slots: int = 8, hedge_slots: int = 1, schedule: Schedule | None = None, count: int = 40
     ) -> None:
-        self.store = FaultyStore(OBJECTS, weather=Weather(tail_sigma=0.0))
+        self.store = FaultyStore(OBJECTS, profile=StoreProfile(tail_sigma=0.0))
         self.refs = pin(OBJECTS)[:count]
         self.ring = Ring(slots, 2000)
         self.planned = 0
@@ -144,7 +144,7 @@ def test_a_waiting_consumer_may_use_the_hedges_share_when_nothing_else_is_left()
 def test_slots_are_given_in_order_of_first_use_however_long_each_fetch_takes() -> None:
     async def main() -> None:
         bench = Bench(slots=3, hedge_slots=0)
-        bench.store.weather.tail_sigma = 2.0
+        bench.store.profile.tail_sigma = 2.0
         async with asyncio.TaskGroup() as group:
             group.create_task(bench.prefetcher.run())
             for index in range(40):
@@ -229,7 +229,7 @@ def test_an_error_of_the_plan_comes_after_the_items_before_it() -> None:
 def test_cancelling_ends_every_transfer_frees_what_is_not_ready_and_tells_who_waits() -> None:
     async def main() -> None:
         bench = Bench(slots=8, hedge_slots=0)
-        bench.store.weather.closing_seconds = 3.0
+        bench.store.profile.closing_seconds = 3.0
         bench.store.script = lambda number, key: "stall" if number >= 4 else None
         running = asyncio.create_task(bench.prefetcher.run())
         waiter = asyncio.create_task(bench.prefetcher.wait(6))

@@ -18,7 +18,7 @@ from stoker.errors import (
     StoreError,
 )
 from stoker.testing import VirtualClockLoop, run_virtual
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.fetching import BODY, Bench, seconds
 
 
@@ -90,7 +90,7 @@ def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
         config = FetchConfig(
             start_concurrency=1, min_concurrency=1, max_concurrency=1, deadline_seconds=1.0, hedge=False
         )
-        bench = Bench(config=config, slots=10, weather=Weather(first_byte_seconds=0.9, tail_sigma=0.0))
+        bench = Bench(config=config, slots=10, profile=StoreProfile(first_byte_seconds=0.9, tail_sigma=0.0))
         slots = await asyncio.gather(*(bench.fetcher.fetch(bench.ref) for _ in range(10)))
         assert seconds() > 9.0
         assert len(set(slots)) == 10
@@ -101,7 +101,7 @@ def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
 @pytest.mark.parametrize(("fault_key", "error"), [("missing", NotFoundError), ("expired", CredentialsError)])
 def test_what_cannot_succeed_is_raised_at_once_and_unchanged(fault_key: str, error: type[StoreError]) -> None:
     async def main() -> None:
-        bench = Bench(weather=Weather(credentials_expire_at=0.0 if fault_key == "expired" else 1e9))
+        bench = Bench(profile=StoreProfile(credentials_expire_at=0.0 if fault_key == "expired" else 1e9))
         if fault_key == "missing":
             del bench.store.objects["x"]
         await bench.fails(error)
@@ -114,7 +114,7 @@ def test_what_cannot_succeed_is_raised_at_once_and_unchanged(fault_key: str, err
 
 def test_what_the_store_asks_to_wait_is_waited() -> None:
     async def main() -> None:
-        bench = Bench("throttle", weather=Weather(retry_after_seconds=7.0))
+        bench = Bench("throttle", profile=StoreProfile(retry_after_seconds=7.0))
         assert await bench.fetch() == BODY
         assert 7.0 <= bench.store.sent_seconds[1] - bench.store.sent_seconds[0] <= 7.2
 
@@ -126,7 +126,7 @@ def test_a_wait_that_would_pass_the_deadline_is_cut_and_logged(
     asked_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        bench = Bench("throttle", weather=Weather(retry_after_seconds=asked_seconds))
+        bench = Bench("throttle", profile=StoreProfile(retry_after_seconds=asked_seconds))
         assert await bench.fetch() == BODY
         assert 25.0 <= bench.store.sent_seconds[1] - bench.store.sent_seconds[0] <= 30.1
 
@@ -137,7 +137,7 @@ def test_a_wait_that_would_pass_the_deadline_is_cut_and_logged(
 
 def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_at_its_deadline() -> None:
     async def main() -> None:
-        bench = Bench(*["throttle"] * 100, weather=Weather(retry_after_seconds=7200.0))
+        bench = Bench(*["throttle"] * 100, profile=StoreProfile(retry_after_seconds=7200.0))
         assert 50.0 <= await bench.fails(FetchError, "deadline") <= 62.0
         assert bench.requests <= 40
 
@@ -147,7 +147,7 @@ def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_a
 def test_an_object_that_takes_longer_than_deadline_and_attempt_on_a_slow_link_is_fetched() -> None:
     async def main() -> None:
         config = FetchConfig(deadline_seconds=10.0, attempt_seconds=5.0, min_bytes_per_second=1000, hedge=False)
-        bench = Bench(config=config, weather=Weather(tail_sigma=0.0, bytes_per_second=1500))
+        bench = Bench(config=config, profile=StoreProfile(tail_sigma=0.0, bytes_per_second=1500))
         assert await bench.fetch() == BODY
         assert seconds() > 60.0
         assert (bench.requests, dict(bench.fetcher.stats.retries)) == (1, {})
@@ -157,7 +157,7 @@ def test_an_object_that_takes_longer_than_deadline_and_attempt_on_a_slow_link_is
 
 def test_a_process_that_was_stopped_for_an_hour_goes_on_as_if_it_had_not_been() -> None:
     async def main() -> None:
-        bench = Bench(weather=Weather(tail_sigma=0.0, bytes_per_second=1e5), config=FetchConfig(hedge=False))
+        bench = Bench(profile=StoreProfile(tail_sigma=0.0, bytes_per_second=1e5), config=FetchConfig(hedge=False))
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualClockLoop)
         loop.call_later(0.7, bench.store.lose_connections)
@@ -181,7 +181,7 @@ def scripted_after_warm_up(bench: Bench, *faults: str | None) -> None:
 
 def test_where_answers_take_milliseconds_a_late_request_has_the_least_time() -> None:
     async def main() -> None:
-        bench = Bench(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.001))
+        bench = Bench(profile=StoreProfile(tail_sigma=0.0, first_byte_seconds=0.001))
         await warm_up(bench)
         scripted_after_warm_up(bench, "stall")
         begun = seconds()
@@ -215,13 +215,13 @@ def late_after_warm_up(bench: Bench, *late_seconds: float) -> None:
     bench.store.late = {begin + position: late for position, late in enumerate(late_seconds)}
 
 
-SLOW_LINK = Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 2)  # a first byte after 20 ms, the last after 2 s
+SLOW_LINK = StoreProfile(tail_sigma=0.0, bytes_per_second=len(BODY) / 2)  # a first byte after 20 ms, the last after 2 s
 PATIENT = FetchConfig(hedge_first_seconds=10.0)
 
 
 def test_an_answer_that_does_not_begin_is_hedged_long_before_the_last_byte_would_be_late() -> None:
     async def main() -> None:
-        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        bench = Bench(profile=SLOW_LINK, config=PATIENT)
         await warm_up(bench)
         late_after_warm_up(bench, 60.0, 60.0)
         begun = seconds()
@@ -239,7 +239,7 @@ def test_an_answer_that_does_not_begin_is_hedged_long_before_the_last_byte_would
 
 def test_where_the_late_answer_begins_first_after_all_the_hedge_is_taken_back() -> None:
     async def main() -> None:
-        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        bench = Bench(profile=SLOW_LINK, config=PATIENT)
         await warm_up(bench)
         late_after_warm_up(bench, 0.07, 60.0)
         begun = seconds()
@@ -259,7 +259,7 @@ def test_where_the_late_answer_begins_first_after_all_the_hedge_is_taken_back() 
 
 def test_an_answer_that_has_begun_is_late_only_when_it_should_have_ended() -> None:
     async def main() -> None:
-        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        bench = Bench(profile=SLOW_LINK, config=PATIENT)
         await warm_up(bench)
         scripted_after_warm_up(bench, "stall")  # half-way
         begun = seconds()
@@ -272,8 +272,8 @@ def test_an_answer_that_has_begun_is_late_only_when_it_should_have_ended() -> No
 
 def test_a_store_that_does_not_tell_when_it_begins_has_until_the_answer_should_have_ended() -> None:
     async def main() -> None:
-        weather = Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 2, tells_when_it_begins=False)
-        bench = Bench(weather=weather, config=PATIENT)
+        profile = StoreProfile(tail_sigma=0.0, bytes_per_second=len(BODY) / 2, tells_when_it_begins=False)
+        bench = Bench(profile=profile, config=PATIENT)
         await warm_up(bench)
         late_after_warm_up(bench, 60.0)
         begun = seconds()
@@ -286,7 +286,7 @@ def test_a_store_that_does_not_tell_when_it_begins_has_until_the_answer_should_h
 
 def test_a_loser_that_still_writes_while_it_closes_does_no_harm() -> None:
     async def main() -> None:
-        bench = Bench(weather=Weather(tail_sigma=0.0, closing_seconds=2.0))
+        bench = Bench(profile=StoreProfile(tail_sigma=0.0, closing_seconds=2.0))
         await warm_up(bench)
         for _ in range(2):
             scripted_after_warm_up(bench, "drip")  # the first one loses
@@ -416,7 +416,7 @@ def test_when_everything_is_late_hedges_stay_within_their_budget() -> None:
     async def main() -> None:
         bench = Bench(config=FetchConfig(hedge_fraction=0.1, hedge_burst=2))
         await warm_up(bench, 20)
-        bench.store.weather.bytes_per_second /= 1000
+        bench.store.profile.bytes_per_second /= 1000
         await warm_up(bench, 8)  # slower and slower until it is what is expected
         bench.store.script = lambda number, key: "stall" if number % 2 else None
         for _ in range(100):

@@ -13,7 +13,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 from support.fetching import seconds
 
 RATE = 1e6
@@ -72,8 +72,8 @@ def test_what_is_charged_delays_those_that_come_after_it() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_fetcher_requests_no_more_than_its_rate_hedges_and_retries_included(seed: int) -> None:
     async def main() -> None:
-        weather = Weather(late_fraction=0.1, late_seconds=0.5, probability={"reset": 0.1, "throttle_bare": 0.05})
-        store = FaultyStore(OBJECTS, weather=weather, seed=seed)
+        profile = StoreProfile(late_fraction=0.1, late_seconds=0.5, probability={"reset": 0.1, "throttle_bare": 0.05})
+        store = FaultyStore(OBJECTS, profile=profile, seed=seed)
         ring = Ring(50, 50_000)
         config = FetchConfig(max_bytes_per_second=RATE, deadline_seconds=1.0)
         fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=config)

@@ -11,10 +11,10 @@ from stoker import FetchConfig
 from stoker.abc import ObjectRef
 from stoker.errors import ConnectionLostError, FetchError
 from stoker.testing import run_virtual
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.fetching import BODY, Bench, seconds
 
-QUICK = Weather(tail_sigma=0.0)
+QUICK = StoreProfile(tail_sigma=0.0)
 BUCKET_SECONDS = 0.022
 """What the store takes for the object, a little more than 0.0211 s."""
 
@@ -64,7 +64,7 @@ def after(
 
 
 def bench(warm: Warm, *faults: str | None, slots: int = 4, config: FetchConfig | None = None) -> Bench:
-    return Bench(*faults, warm=warm, weather=QUICK, slots=slots, config=config)
+    return Bench(*faults, warm=warm, profile=QUICK, slots=slots, config=config)
 
 
 def test_a_warm_read_in_time_asks_the_store_for_nothing() -> None:

@@ -23,7 +23,7 @@ from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import open_catalog
 from stoker_functions._pack import pack
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 from support.packing import read_objects
 
 JOB = "a" * 16
@@ -130,7 +130,7 @@ def test_two_commits_at_the_same_time_make_one_version_of_each_run() -> None:
         place = Place()
         for start in range(0, 60, 10):
             await packed(place, range(start, start + 10))
-        slow = [place.deployment(lambda store: TardyStore(store, 0.01)) for _ in range(4)]
+        slow = [place.deployment(lambda store: DelayedStore(store, 0.01)) for _ in range(4)]
         results = await asyncio.gather(*(commit({"dataset": place.dataset}, one, plenty()) for one in slow))
         assert sum(result["runs"] for result in results) == 6
         assert sorted(await place.numbers()) == list(range(60))

@@ -30,7 +30,7 @@ from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 from support.packing import contents, read_objects
 
 TARGET_BYTES = 20_000
@@ -168,7 +168,7 @@ def test_a_compaction_that_is_too_slow_is_a_typed_error_and_changes_nothing_that
         before = await place.manifest()
         with pytest.raises(DeadlineError, match="did not come to its end"):
             await compact(
-                event(place), place.deployment(lambda store: TardyStore(store, 3.0)), InvocationDeadline.after(10)
+                event(place), place.deployment(lambda store: DelayedStore(store, 3.0)), InvocationDeadline.after(10)
             )
         after = await place.manifest()
         assert before is not None
@@ -184,7 +184,7 @@ def test_two_compactions_at_the_same_time_come_to_the_same() -> None:
     async def main() -> None:
         place = Place()
         await trickled(place, [3] * 40)
-        slow = [place.deployment(lambda store: TardyStore(store, 0.01)) for _ in range(3)]
+        slow = [place.deployment(lambda store: DelayedStore(store, 0.01)) for _ in range(3)]
         asked = [event(place), event(place), event(place, super_sample_bytes=15_000)]
         results = await asyncio.gather(*(compact(each, one, plenty()) for each, one in zip(asked, slow, strict=True)))
         assert {result["version"] for result in results} == {5}
@@ -228,7 +228,7 @@ def test_two_compactions_that_share_a_third_one_out_do_not_lose_its_names() -> N
         assert min(first, second) > 4500
 
         async def compacted(target_bytes: int, limit_bytes: int) -> CompactionResult:
-            store = RetryingStore(TardyStore(open_store(place.dataset), 0.01))
+            store = RetryingStore(DelayedStore(open_store(place.dataset), 0.01))
             now_seconds = time.time()
             return await compact_dataset(
                 store,

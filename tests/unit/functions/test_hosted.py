@@ -31,7 +31,7 @@ from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment, InvocationDeadline
 from stoker_functions._ingest import ingest_object
 from stoker_functions._instance import answer_request
-from support.deployments import Place, TardyStore
+from support.deployments import DelayedStore, Place
 
 
 def hosted(place: Place, **changes: Any) -> Deployment:
@@ -149,7 +149,7 @@ def test_batches_are_packed_one_at_a_time_and_late_ones_fail_in_time() -> None:
         instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=20.0)
         busy: list[int] = []
 
-        class Slow(TardyStore):
+        class Slow(DelayedStore):
             async def before(self, number: int, operation: str, key: str) -> None:
                 if key.endswith(".bin"):
                     busy.append(1)
@@ -179,7 +179,7 @@ def test_an_announcement_that_cannot_be_packed_in_time_fails() -> None:
         instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=2.0)
         instance = Deployment(
             instance.settings,
-            open_url=lambda url: TardyStore(open_store(place.raw if url.startswith("gs://") else url), 1.5),
+            open_url=lambda url: DelayedStore(open_store(place.raw if url.startswith("gs://") else url), 1.5),
         )
         (info,) = await place.put([1])
         assert await post_event(instance, announced(info)) == ("DeadlineError", 503)

@@ -29,7 +29,7 @@ from stoker.testing import WatchedStore, run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment, IngestSettings, InvocationDeadline
 from stoker_functions._ingest import ingest_queue
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 
 BUCKET = "raw-of-a-test"
 
@@ -449,7 +449,7 @@ def test_what_does_not_come_to_its_end_in_time_is_kept_by_the_queue_and_the_rest
     async def main() -> None:
         place = S3Place()
         objects = await place.put(range(60), value_bytes=1900)
-        slow = place.deployment(lambda store: TardyStore(store, 0.5))
+        slow = place.deployment(lambda store: DelayedStore(store, 0.5))
         monkeypatch.setattr("stoker_functions._ingest._RUN_BYTES", 40_000)
         left, rounds = {info.key: info for info in objects}, []
         while left:

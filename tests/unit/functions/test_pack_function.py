@@ -25,7 +25,7 @@ from stoker.errors import (
 from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
-from support.deployments import Place, TardyStore, plenty
+from support.deployments import DelayedStore, Place, plenty
 from support.packing import read_objects
 
 
@@ -94,7 +94,7 @@ def test_it_stops_before_the_deadline_and_the_same_event_goes_on_to_the_same_obj
         while not states or states[-1] == "packing":
             started = asyncio.get_running_loop().time()
             result = await pack(
-                event, place.deployment(lambda store: TardyStore(store, 0.3)), InvocationDeadline.after(4.0)
+                event, place.deployment(lambda store: DelayedStore(store, 0.3)), InvocationDeadline.after(4.0)
             )
             assert asyncio.get_running_loop().time() - started < 4
             states.append(result["state"])
@@ -111,7 +111,7 @@ def test_an_invocation_without_progress_fails_instead_of_repeating_for_ever() ->
         place = Place()
         event = place.part(await place.put(range(20))).to_json()
         with pytest.raises(PackError, match=r"not finish a single super-sample of 1\.95 KiB in 4 s"):
-            await pack(event, place.deployment(lambda store: TardyStore(store, 1.5)), InvocationDeadline.after(4.0))
+            await pack(event, place.deployment(lambda store: DelayedStore(store, 1.5)), InvocationDeadline.after(4.0))
 
     run_virtual(main())
 

@@ -89,12 +89,12 @@ def test_the_disk_used_never_passes_the_limit_while_samples_of_all_sizes_come(tm
     limit_bytes = 40_000
     with DiskCache(tmp_path, 1000, max_bytes=limit_bytes) as cache:
         folder = folder_of(tmp_path)
-        most_bytes = 0
+        max_bytes = 0
         for index in range(200):
             assert cache.put(index, rng.randbytes(rng.randrange(20_000)))
             files = [file.stat() for file in folder.iterdir() if file.name != "counts"]
-            most_bytes = max(most_bytes, sum(-(-file.st_size // 4096) * 4096 for file in files))
-        assert limit_bytes / 2 < most_bytes <= limit_bytes
+            max_bytes = max(max_bytes, sum(-(-file.st_size // 4096) * 4096 for file in files))
+        assert limit_bytes / 2 < max_bytes <= limit_bytes
         assert not cache.put(1000, bytes(limit_bytes))
         assert held(tmp_path)
 

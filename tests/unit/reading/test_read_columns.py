@@ -25,7 +25,7 @@ from stoker.abc import ObjectRef, Tier
 from stoker.errors import FetchError, FormatError
 from stoker.testing import run_virtual
 from stoker_torch import Loader
-from support.faulty_store import FaultyStore, Weather
+from support.faulty_store import FaultyStore, StoreProfile
 from support.packed_objects import packed_objects, value_at
 from support.supersamples import built
 
@@ -68,7 +68,7 @@ class Bench:
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        self.store = FaultyStore(OBJECTS, weather=Weather(tail_sigma=0.0))
+        self.store = FaultyStore(OBJECTS, profile=StoreProfile(tail_sigma=0.0))
         self.store.script = script
         self.ring = Ring(4, MANIFEST.largest_bytes)
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config, tiers=tiers)

@@ -15,7 +15,7 @@ from stoker._format.supersample import Head
 from stoker._memory.budget import SampleMemory, open_head_bytes
 from stoker.errors import MemoryBudgetError
 from stoker.testing import run_virtual
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.memory import ROUNDS, Memory
 from support.packed_objects import packed_objects
 from support.same import same
@@ -195,7 +195,7 @@ def test_however_many_are_asked_for_no_more_than_the_memory_is_held_beside_the_r
 
 
 def test_calls_at_once_share_the_memory() -> None:
-    reading = bench(columns=["image"], memory_bytes=least_bytes(), weather=Weather(tail_sigma=1.0))
+    reading = bench(columns=["image"], memory_bytes=least_bytes(), profile=StoreProfile(tail_sigma=1.0))
 
     async def calls() -> list[list[dict[str, Any]]]:
         return await asyncio.gather(*(reading.read(range(call, 3 * ROWS, 97)) for call in range(20)))
@@ -206,7 +206,7 @@ def test_calls_at_once_share_the_memory() -> None:
 
 
 def test_calls_at_once_read_a_head_once() -> None:
-    reading = bench(columns=["label"], weather=Weather(tail_sigma=1.0))
+    reading = bench(columns=["label"], profile=StoreProfile(tail_sigma=1.0))
 
     async def calls() -> None:
         await asyncio.gather(*(reading.read([3, 800]) for _ in range(5)))

@@ -16,7 +16,7 @@ from stoker import S3Options, open_store
 from stoker._stores import aws_credentials
 from stoker._stores.aws_credentials import AwsCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError, TransientError
-from support.speaking import Server, serving
+from support.scripted_server import Server, serving
 
 Say = Callable[[], bytes]
 

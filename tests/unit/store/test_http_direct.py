@@ -16,7 +16,7 @@ from stoker._stores.http import Destination, HttpRequest, HttpResponse
 from stoker._stores.http_direct import DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
 from stoker.testing import run_virtual
-from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
+from support.scripted_server import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
 from support.waiting import until
 
 

@@ -17,7 +17,7 @@ from stoker import HttpOptions
 from stoker._stores.http import Destination, HttpRequest, HttpResponse
 from stoker._stores.http_direct import Connector, DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
-from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
+from support.scripted_server import BODY, HEAD, WHOLE, Server, answer_all, answer_with, serving, with_server
 from support.tls import Authority, make_authority
 from support.waiting import until
 

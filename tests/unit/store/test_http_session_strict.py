@@ -13,7 +13,7 @@ from stoker import HttpOptions
 from stoker._stores.http import Destination, HttpRequest
 from stoker._stores.http_session import SessionTransport, open_session
 from stoker.errors import ServerError
-from support.speaking import BODY, HEAD, WHOLE, Server, Speak, serving
+from support.scripted_server import BODY, HEAD, WHOLE, Server, Speak, serving
 
 BEHIND = {
     "answer": HEAD + b"X" * len(BODY),

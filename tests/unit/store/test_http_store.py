@@ -38,11 +38,11 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 from stoker_local import KeyPair
+from support.authenticators import enter
 from support.datasets import pack_numbers
 from support.places import with_store
-from support.platform_doors import enter
+from support.scripted_server import Server, serving
 from support.serving_host import running_service
-from support.speaking import Server, serving
 from support.stores import list_keys, read_range, run_check
 from support.tls import make_authority
 

@@ -28,9 +28,9 @@ from stoker.errors import (
     StoreError,
 )
 from stoker_local import KeyPair
+from support.authenticators import REGION, Authenticator, BearerAuthenticator, IamAuthenticator, enter
 from support.datasets import pack_numbers
 from support.google_metadata import machine_account
-from support.platform_doors import REGION, BearerDoor, Door, IamDoor, enter
 from support.serving_host import running_service
 from support.stores import run_check
 
@@ -225,9 +225,9 @@ def outcome(url: str, options: ServedOptions | None) -> StokerError | None:
     return errors[0] if errors else None
 
 
-def behind(door: Door, dataset: str, options: ServedOptions | None) -> StokerError | None:
-    """Read the pointer of a data set that is served behind a door."""
-    with running_service({"ds": dataset}, door=door) as hosted:
+def behind(authenticator: Authenticator, dataset: str, options: ServedOptions | None) -> StokerError | None:
+    """Read the pointer of a data set that is served with authentication."""
+    with running_service({"ds": dataset}, authenticator=authenticator) as hosted:
         error = outcome(hosted.dataset("ds"), options)
         assert bool(error) != bool(hosted.requests), "who is refused has not reached the function"
         return error
@@ -235,7 +235,7 @@ def behind(door: Door, dataset: str, options: ServedOptions | None) -> StokerErr
 
 def test_signed_requests_are_accepted(monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     enter(monkeypatch, FIRST)
-    assert behind(IamDoor(FIRST), dataset, AWS) is None
+    assert behind(IamAuthenticator(FIRST), dataset, AWS) is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_refusal_by_aws_is_reported_with_possible_causes(
 ) -> None:
     enter(monkeypatch, key)
     with caplog.at_level(logging.INFO):
-        error = behind(IamDoor(FIRST, EXPIRED, tells=tells), dataset, ServedOptions(auth="aws", region=region))
+        error = behind(IamAuthenticator(FIRST, EXPIRED, tells=tells), dataset, ServedOptions(auth="aws", region=region))
     assert isinstance(error, CredentialsError)
     assert says in str(error)
     assert "lambda:InvokeFunctionUrl" in str(error)
@@ -269,7 +269,7 @@ def test_a_refusal_by_aws_is_reported_with_possible_causes(
 def test_credentials_that_may_not_call_the_function_are_not_looked_for_again(
     monkeypatch: pytest.MonkeyPatch, dataset: str
 ) -> None:
-    class Denying(Door):
+    class Denying(Authenticator):
         asked = 0
 
         def refusal(self, request: web.BaseRequest) -> web.Response | None:
@@ -278,38 +278,38 @@ def test_credentials_that_may_not_call_the_function_are_not_looked_for_again(
             return web.json_response({"Message": "User is not authorized"}, status=403, headers=told)
 
     enter(monkeypatch, FIRST)
-    door = Denying()
-    error = behind(door, dataset, AWS)
+    authenticator = Denying()
+    error = behind(authenticator, dataset, AWS)
     assert type(error) is PermissionDeniedError
     assert "User is not authorized" in str(error)
     assert "lambda:InvokeFunction" in str(error)
-    assert door.asked == 1
+    assert authenticator.asked == 1
 
 
 def test_credentials_that_ended_are_looked_for_afresh_and_the_request_is_sent_again(
     monkeypatch: pytest.MonkeyPatch, dataset: str
 ) -> None:
-    door = IamDoor(FIRST, SECOND, EXPIRED)
+    authenticator = IamAuthenticator(FIRST, SECOND, EXPIRED)
 
     async def check(store: Store) -> None:
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
-        door.expire(FIRST)
+        authenticator.expire(FIRST)
         enter(monkeypatch, SECOND)
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
-        assert door.refused == ["ExpiredTokenException"] * 4
+        assert authenticator.refused == ["ExpiredTokenException"] * 4
 
     enter(monkeypatch, FIRST)
-    with running_service({"ds": dataset}, door=door) as hosted:
+    with running_service({"ds": dataset}, authenticator=authenticator) as hosted:
         run_check(open_store(hosted.dataset("ds"), options=AWS), check)
 
 
 def test_where_there_are_no_aws_credentials_nothing_is_sent(dataset: str) -> None:
-    door = IamDoor(FIRST)
-    error = behind(door, dataset, AWS)
+    authenticator = IamAuthenticator(FIRST)
+    error = behind(authenticator, dataset, AWS)
     assert type(error) is CredentialsError
     assert "no AWS credentials were found" in str(error)
     assert "STOKER_TOKEN" in str(error)
-    assert door.refused == []
+    assert authenticator.refused == []
 
 
 # --- behind Google's identities ---------------------------------------------------------------------------------
@@ -326,15 +326,15 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_an_identity_token_is_made_out_to_the_service_and_used_while_it_is_good(
     metadata: list[str], dataset: str
 ) -> None:
-    door = BearerDoor(good=["token-1"])
+    authenticator = BearerAuthenticator(good=["token-1"])
 
     async def check(store: Store) -> None:
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
 
-    with running_service({"ds": dataset}, door=door) as hosted:
+    with running_service({"ds": dataset}, authenticator=authenticator) as hosted:
         run_check(open_store(hosted.dataset("ds"), options=GOOGLE), check)
         assert metadata == [hosted.url]
-    assert door.seen == ["token-1"] * 4
+    assert authenticator.seen == ["token-1"] * 4
 
 
 @pytest.mark.parametrize(
@@ -356,36 +356,36 @@ def test_a_token_is_for_what_stands_before_the_data_set(metadata: list[str], url
 
 
 def test_a_token_that_is_refused_is_dropped_and_the_request_is_sent_again(metadata: list[str], dataset: str) -> None:
-    door = BearerDoor(good=["token-2"])
+    authenticator = BearerAuthenticator(good=["token-2"])
 
     async def check(store: Store) -> None:
         await asyncio.gather(*(store.head(POINTER_KEY) for _ in range(4)))
 
-    with running_service({"ds": dataset}, door=door) as hosted:
+    with running_service({"ds": dataset}, authenticator=authenticator) as hosted:
         run_check(open_store(hosted.dataset("ds"), options=GOOGLE), check)
     assert len(metadata) == 2, "of many that are refused, one asks"
-    assert sorted(door.seen) == ["token-1"] * 4 + ["token-2"] * 4
+    assert sorted(authenticator.seen) == ["token-1"] * 4 + ["token-2"] * 4
 
 
 def test_where_there_are_no_google_credentials_nothing_is_sent(monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
-    door = BearerDoor(good=[])
-    error = behind(door, dataset, GOOGLE)
+    authenticator = BearerAuthenticator(good=[])
+    error = behind(authenticator, dataset, GOOGLE)
     assert type(error) is CredentialsError
     assert "no Google credentials were found" in str(error)
     assert "STOKER_TOKEN" in str(error)
-    assert door.seen == []
+    assert authenticator.seen == []
 
 
 def test_a_missing_permission_to_call_the_function_names_the_role(metadata: list[str], dataset: str) -> None:
-    error = behind(BearerDoor(good=[], known=["token-1"]), dataset, GOOGLE)
+    error = behind(BearerAuthenticator(good=[], known=["token-1"]), dataset, GOOGLE)
     assert type(error) is PermissionDeniedError
     assert "roles/run.invoker" in str(error)
     assert len(metadata) == 1
 
 
 def test_tokens_that_google_does_not_take_are_an_error_after_the_second(metadata: list[str], dataset: str) -> None:
-    error = behind(BearerDoor(good=[]), dataset, GOOGLE)
+    error = behind(BearerAuthenticator(good=[]), dataset, GOOGLE)
     assert isinstance(error, CredentialsError)
     assert "log in again" in str(error)
     assert "token-" not in str(error)
@@ -406,7 +406,7 @@ def test_tokens_that_google_does_not_take_are_an_error_after_the_second(metadata
 def test_a_request_without_a_platform_identity_is_refused_with_the_remedy(
     dataset: str, token: str | None, kind: type[StoreError], says: str
 ) -> None:
-    error = behind(BearerDoor(good=[], known=["MARKER-known"]), dataset, ServedOptions(token=token))
+    error = behind(BearerAuthenticator(good=[], known=["MARKER-known"]), dataset, ServedOptions(token=token))
     assert type(error) is kind
     assert says in str(error)
     assert "auth='aws'" in str(error)

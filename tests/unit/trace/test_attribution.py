@@ -16,7 +16,7 @@ from stoker.abc import ObjectRef
 from stoker.errors import StoreError, TransientError
 from stoker.testing import VirtualClockLoop, run_virtual
 from stoker.trace import Fetch, Phase, Request, Span
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.traced import BODY, TracedRun
 
 UNHEDGED = FetchConfig(hedge=False, split_parts=1)
@@ -29,12 +29,12 @@ def main_phase(run: TracedRun) -> Phase:
 
 
 def test_a_slow_first_byte() -> None:
-    run = TracedRun(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.5), config=UNHEDGED).run()
+    run = TracedRun(profile=StoreProfile(tail_sigma=0.0, first_byte_seconds=0.5), config=UNHEDGED).run()
     assert main_phase(run) is Phase.FIRST_BYTE
 
 
 def test_a_slow_link() -> None:
-    run = TracedRun(weather=Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 0.5), config=UNHEDGED).run()
+    run = TracedRun(profile=StoreProfile(tail_sigma=0.0, bytes_per_second=len(BODY) / 0.5), config=UNHEDGED).run()
     assert main_phase(run) is Phase.TRANSFER
 
 
@@ -47,7 +47,7 @@ def test_requests_that_fail(fault: str) -> None:
 
 
 def test_a_pause_that_the_store_asks_for() -> None:
-    run = TracedRun(config=UNHEDGED, weather=Weather(tail_sigma=0.0, retry_after_seconds=3.0))
+    run = TracedRun(config=UNHEDGED, profile=StoreProfile(tail_sigma=0.0, retry_after_seconds=3.0))
     run.store.script = lambda number, key: "throttle" if number == 0 else None
     assert main_phase(run.run()) is Phase.RETRY
     assert run.recorder.seconds[Phase.RETRY] == pytest.approx(3.02, abs=0.1)
@@ -55,41 +55,41 @@ def test_a_pause_that_the_store_asks_for() -> None:
 
 def test_a_ring_that_is_too_small() -> None:
     """One slot beside those for hedges: the next item has none before the last one is given back."""
-    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
-    assert main_phase(TracedRun(slots=3, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()) is Phase.QUEUE
+    slow = StoreProfile(tail_sigma=0.0, first_byte_seconds=0.3)
+    assert main_phase(TracedRun(slots=3, profile=slow, config=UNHEDGED, compute_seconds=0.5).run()) is Phase.QUEUE
 
 
 def test_a_ring_that_is_large_enough() -> None:
-    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
-    run = TracedRun(slots=8, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()
+    slow = StoreProfile(tail_sigma=0.0, first_byte_seconds=0.3)
+    run = TracedRun(slots=8, profile=slow, config=UNHEDGED, compute_seconds=0.5).run()
     assert main_phase(run) is Phase.FIRST_BYTE
     assert run.wait_seconds < 0.5
 
 
 def test_a_small_ring_is_not_reported_if_the_link_is_slow() -> None:
     """The network is never idle, so that more room would bring nothing."""
-    slow = Weather(tail_sigma=0.0, total_bytes_per_second=len(BODY) / 0.5)
-    run = TracedRun(slots=6, weather=slow, config=UNHEDGED, compute_seconds=0.01).run()
+    slow = StoreProfile(tail_sigma=0.0, total_bytes_per_second=len(BODY) / 0.5)
+    run = TracedRun(slots=6, profile=slow, config=UNHEDGED, compute_seconds=0.01).run()
     assert main_phase(run) is Phase.TRANSFER
 
 
 def test_a_schedule_that_looks_less_far_ahead_than_it_could() -> None:
-    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
-    run = TracedRun(weather=slow, config=UNHEDGED, compute_seconds=0.2, schedule=FetchSize(2, 0)).run()
+    slow = StoreProfile(tail_sigma=0.0, first_byte_seconds=0.3)
+    run = TracedRun(profile=slow, config=UNHEDGED, compute_seconds=0.2, schedule=FetchSize(2, 0)).run()
     assert main_phase(run) is Phase.QUEUE
 
 
 def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
     config = FetchConfig(hedge=False, split_parts=1, start_concurrency=1, min_concurrency=1, max_concurrency=1)
     fetches: list[Fetch] = []
-    weather = Weather(tail_sigma=0.0, first_byte_seconds=0.5)
-    TracedRun(weather=weather, config=config, sinks=[Kept(fetches)]).run()
+    profile = StoreProfile(tail_sigma=0.0, first_byte_seconds=0.5)
+    TracedRun(profile=profile, config=config, sinks=[Kept(fetches)]).run()
     waited = [span for fetch in fetches for span in fetch.path() if span.phase is Phase.QUEUE]
     assert sum(span.seconds for span in waited) > 3.0
 
 
 def test_a_late_request_that_is_hedged() -> None:
-    run = TracedRun(weather=Weather(tail_sigma=0.0), config=FetchConfig(split_parts=1))
+    run = TracedRun(profile=StoreProfile(tail_sigma=0.0), config=FetchConfig(split_parts=1))
     run.store.late = {4: 5.0}
     assert main_phase(run.run()) is Phase.HEDGE
     worst = run.recorder.worst_waits()[0]

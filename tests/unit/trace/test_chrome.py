@@ -17,15 +17,15 @@ from stoker._trace.picture import TraceSummary
 from stoker._trace.recording import Recording
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.traced import TracedRun
 
-ROUGH = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
+ROUGH = StoreProfile(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
 
 
 def traced(path: Path, objects: int = 40, **settings: Any) -> TracedRun:
     with ChromeTrace(path, clock=lambda: 0.0, **settings) as trace:
-        run = TracedRun(objects=objects, weather=ROUGH, compute_seconds=0.05, sinks=[trace])
+        run = TracedRun(objects=objects, profile=ROUGH, compute_seconds=0.05, sinks=[trace])
         return run.run()
 
 

@@ -16,7 +16,7 @@ from stoker._trace.picture import Quantiles, TraceSection, TraceSummary, ring_fi
 from stoker._trace.recording import Recording, SlotFill, SlotHold, TraceEvent
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.memory import ROUNDS, Memory
 from support.traced import TracedRun
 
@@ -24,9 +24,9 @@ from support.traced import TracedRun
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.json"
-    weather = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1}, total_bytes_per_second=2e6)
+    profile = StoreProfile(late_fraction=0.1, probability={"throttle_bare": 0.1}, total_bytes_per_second=2e6)
     with ChromeTrace(path, clock=lambda: 0.0) as trace:
-        TracedRun(objects=60, weather=weather, compute_seconds=0.05, sinks=[trace]).run()
+        TracedRun(objects=60, profile=profile, compute_seconds=0.05, sinks=[trace]).run()
     return path
 
 

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.errors import ConfigError, MissingExtraError
 from stoker.trace import OpenTelemetrySink, Phase, PrometheusSink
-from support.faulty_store import Weather
+from support.faulty_store import StoreProfile
 from support.traced import TracedRun
 
-ROUGH = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
+ROUGH = StoreProfile(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -37,7 +37,7 @@ def scraped(port: int | None) -> str:
 
 def test_prometheus_serves_what_is_on_record() -> None:
     with PrometheusSink(0) as sink:
-        run = TracedRun(objects=40, weather=ROUGH, compute_seconds=0.05, sinks=[sink]).run()
+        run = TracedRun(objects=40, profile=ROUGH, compute_seconds=0.05, sinks=[sink]).run()
         found = samples(scraped(sink.port))
     stats = run.fetcher.stats
     for phase, seconds in run.recorder.seconds.items():
@@ -124,7 +124,7 @@ def seconds(span: ReadableSpan) -> float:
 
 def test_open_telemetry_has_spans_of_waits_and_fetches_that_say_what_is_on_record() -> None:
     telemetry = Telemetry()
-    run = TracedRun(objects=40, weather=ROUGH, compute_seconds=0.05, sinks=[telemetry.sink]).run()
+    run = TracedRun(objects=40, profile=ROUGH, compute_seconds=0.05, sinks=[telemetry.sink]).run()
     waits, fetches = telemetry.spans("stoker.wait"), telemetry.spans("stoker.fetch")
     assert len(fetches) == 40
     long = [wait for wait in run.recorder.worst_waits() if wait.seconds >= 0.01]
@@ -140,7 +140,7 @@ def test_open_telemetry_has_spans_of_waits_and_fetches_that_say_what_is_on_recor
 
 def test_open_telemetry_counts_what_is_on_record() -> None:
     telemetry = Telemetry()
-    run = TracedRun(objects=40, weather=ROUGH, sinks=[telemetry.sink]).run()
+    run = TracedRun(objects=40, profile=ROUGH, sinks=[telemetry.sink]).run()
     counts, stats = telemetry.counts(), run.fetcher.stats
     for phase, waited in run.recorder.seconds.items():
         assert counts.get(("stoker.wait.time", str(phase)), 0.0) == pytest.approx(waited)

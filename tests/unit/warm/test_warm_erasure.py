@@ -131,8 +131,8 @@ def test_the_object_is_only_read_and_may_be_read_only() -> None:
     assert data == before
 
 
-@pytest.mark.parametrize(("text", "most_bytes"), [("10+1", 16 << 10), ("10+2", 600 << 10), ("10+3", 800 << 10)])
-def test_no_data_shard_is_copied(text: str, most_bytes: int) -> None:
+@pytest.mark.parametrize(("text", "max_bytes"), [("10+1", 16 << 10), ("10+2", 600 << 10), ("10+3", 800 << 10)])
+def test_no_data_shard_is_copied(text: str, max_bytes: int) -> None:
     # zfec returns memory of its own, a piece of 128 KiB for each parity shard; those of two pieces are there at once.
     code, size_bytes = ErasureCode.parse(text), (8 << 20) - 3
     into = memoryview(bytearray(size_bytes))
@@ -143,7 +143,7 @@ def test_no_data_shard_is_copied(text: str, most_bytes: int) -> None:
         encode(into, code, parity)
         restore(code, size_bytes, into, dict(enumerate(parity, code.data)), set(range(code.parity)))
 
-    assert memory_of(work).peak_bytes < most_bytes
+    assert memory_of(work).peak_bytes < max_bytes
 
 
 @pytest.mark.parametrize(("text", "lost"), [("10+0", 1), ("10+1", 2), ("4+2", 3)])

@@ -43,11 +43,11 @@ class Receiver:
         self.memories.append(bytearray(GUARD + bytes(body_bytes) + GUARD))
         return memoryview(self.memories[-1])[len(GUARD) : len(GUARD) + body_bytes]
 
-    def receive(self, data: bytes, most_bytes: int = 1 << 30) -> None:
+    def receive(self, data: bytes, max_bytes: int = 1 << 30) -> None:
         """Receive all of it, in parts of a maximum size."""
         while data:
             buffer = self.reader.get_buffer()
-            taken = min(len(buffer), most_bytes, len(data))
+            taken = min(len(buffer), max_bytes, len(data))
             assert taken
             buffer[:taken] = data[:taken]
             data = data[taken:]
@@ -72,13 +72,13 @@ def test_a_frame_is_twelve_bytes_then_the_head_as_json() -> None:
     assert HEADER_BYTES == 12
 
 
-@pytest.mark.parametrize("most_bytes", [1, 7, 1 << 30])
-def test_frames_come_out_as_they_went_in_however_they_are_cut(most_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 7, 1 << 30])
+def test_frames_come_out_as_they_went_in_however_they_are_cut(max_bytes: int) -> None:
     receiver = Receiver()
     body = bytes(range(256)) * 3
     heads: list[dict[str, Any]] = [{}, {"a": ["", "é"], "b": -(1 << 64), "c": []}, {"long": "x" * 40_000}]
     data = b"".join(encode_frame(Kind.SET, head, len(body)) + body for n, head in enumerate(heads)) + PING
-    receiver.receive(data, most_bytes)
+    receiver.receive(data, max_bytes)
     assert [frame.head for frame in receiver.frames] == [*heads, {}]
     assert [frame.kind for frame in receiver.frames] == [Kind.SET] * 3 + [Kind.PING]
     assert receiver.bodies() == [body, body, body, b""]

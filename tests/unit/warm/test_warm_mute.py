@@ -18,7 +18,7 @@ from stoker_warm._node_client import NodeClient
 from stoker_warm._node_state import NodeState
 from stoker_warm._peer_connections import ReplyParts
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
-from support.warm_platform import Mood, Tier
+from support.warm_platform import CallFaults, Tier
 from support.warm_wires import Link, LinkConfig
 
 READ_SECONDS = 2.0
@@ -121,7 +121,7 @@ def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> 
     async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(6):
             await asyncio.sleep(5.0)
-            made.platform.mood = Mood(warm_seconds=1.5)
+            made.platform.call_faults = CallFaults(warm_seconds=1.5)
             assert not await made.can_read(NAME, DATA)
         assert made.believed() == {"warm-0": {SHARD}}
 

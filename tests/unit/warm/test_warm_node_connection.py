@@ -12,7 +12,7 @@ from stoker.errors import ConnectionLostError, NotFoundError, StokerError
 from stoker_warm._node_client import NodeClient
 from stoker_warm._node_state import NodeState
 from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_instance
-from support.warm_platform import Mood, Platform, Tier
+from support.warm_platform import CallFaults, Platform, Tier
 
 
 def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
@@ -26,7 +26,7 @@ def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
 
 def test_a_wake_outlives_the_one_who_began_it_if_others_wait_too() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(warm_seconds=1.0)
+        made.platform.call_faults = CallFaults(warm_seconds=1.0)
         first, second = (asyncio.ensure_future(ping(node)) for _ in range(2))
         await asyncio.sleep(0.5)
         first.cancel()
@@ -39,7 +39,7 @@ def test_a_wake_outlives_the_one_who_began_it_if_others_wait_too() -> None:
 
 def test_a_node_that_does_not_connect_is_not_called_again_without_waiters() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(warm_seconds=100.0)
+        made.platform.call_faults = CallFaults(warm_seconds=100.0)
         with pytest.raises(ConnectionLostError, match="not awake in time"):
             await ping(node, seconds=1.0)
         await asyncio.sleep(50.0)
@@ -50,7 +50,7 @@ def test_a_node_that_does_not_connect_is_not_called_again_without_waiters() -> N
 
 def test_a_request_without_time_left_makes_no_call_at_its_end() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(failed=1.0)
+        made.platform.call_faults = CallFaults(failed=1.0)
         with pytest.raises(ConnectionLostError, match="not awake"):
             await ping(node, seconds=0.9)
         calls = made.platform.counts.failed
@@ -72,7 +72,7 @@ def test_a_node_that_is_taken_back_while_it_is_awake_is_called_and_asked_again()
 
 def test_a_request_whose_time_goes_by_in_the_wake_is_no_silence() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(warm_seconds=2.0)
+        made.platform.call_faults = CallFaults(warm_seconds=2.0)
         with pytest.raises(ConnectionLostError, match="not awake"):
             await ping(node, seconds=2.0)
         await ping(node)
@@ -104,10 +104,10 @@ def test_three_tries_and_a_node_is_gone_and_what_it_held_is_lost() -> None:
 
 def test_a_node_that_was_given_up_comes_back_by_the_call_that_keeps_it_warm() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(failed=1.0)
+        made.platform.call_faults = CallFaults(failed=1.0)
         with pytest.raises(ConnectionLostError, match="does not connect"):
             await ping(node)
-        made.platform.mood = Mood()
+        made.platform.call_faults = CallFaults()
         await asyncio.sleep(70.0)
         assert node.state_machine.state is NodeState.SLEEPING
         await ping(node)
@@ -117,7 +117,7 @@ def test_a_node_that_was_given_up_comes_back_by_the_call_that_keeps_it_warm() ->
 
 def test_calls_that_fail_are_repeated_with_pauses() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(failed=1.0)
+        made.platform.call_faults = CallFaults(failed=1.0)
         begun_seconds = asyncio.get_running_loop().time()
         with pytest.raises(ConnectionLostError, match="does not connect"):
             await ping(node)
@@ -143,12 +143,12 @@ def test_calls_that_a_platform_refuses_are_on_nobodys_bill(monkeypatch: pytest.M
 
 def test_a_platform_that_has_no_room_is_asked_ever_less_and_the_node_is_not_given_up() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(throttled=1.0)
+        made.platform.call_faults = CallFaults(throttled=1.0)
         waiting = asyncio.ensure_future(ping(node, seconds=200.0))
         await asyncio.sleep(60.0)
         assert node.state_machine.state is NodeState.SLEEPING
         assert 5 < made.platform.counts.throttled < 20
-        made.platform.mood = Mood()
+        made.platform.call_faults = CallFaults()
         await waiting
         assert made.proxy.bill.unanswered_calls == 0
 
@@ -159,7 +159,7 @@ def test_a_node_whose_call_was_lost_is_asked_whether_it_still_runs_before_it_is_
     """The call that hangs on the open line is lost; another one would start an empty instance beside the node."""
 
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(unanswered=1.0)
+        made.platform.call_faults = CallFaults(unanswered=1.0)
         for _ in range(40):
             await ping(node)
             await asyncio.sleep(0.1)
@@ -274,7 +274,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
 
 def test_no_call_is_made_after_a_node_is_closed() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
-        made.platform.mood = Mood(warm_seconds=5.0)
+        made.platform.call_faults = CallFaults(warm_seconds=5.0)
         waiting = asyncio.ensure_future(ping(node))
         await asyncio.sleep(1.0)
         await node.close()

@@ -14,7 +14,7 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._node_state import NodeState
 from stoker_warm._shard import ShardId
-from support.warm_platform import MAC, Mood, Tier, named
+from support.warm_platform import MAC, CallFaults, Tier, named
 from support.warm_wires import LinkConfig
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
@@ -117,7 +117,7 @@ def test_the_same_object_is_written_once() -> None:
 
 def test_an_object_that_no_node_takes_is_declined() -> None:
     async def test(tier: Tier) -> None:
-        tier.platform.mood = Mood(throttled=1.0)
+        tier.platform.call_faults = CallFaults(throttled=1.0)
         await tier.put((NAME, DATA))
         assert statistics(tier, "stored", "declined", "objects", "held_bytes") == [0, 1, 0, 0]
 
@@ -171,11 +171,11 @@ def test_nodes_that_cannot_be_reached_lose_nothing_and_a_read_ends_in_time() -> 
     async def test(tier: Tier) -> None:
         await tier.put((NAME, DATA))
         await asyncio.sleep(2.0)
-        tier.platform.mood = Mood(throttled=1.0)
+        tier.platform.call_faults = CallFaults(throttled=1.0)
         begun_seconds = asyncio.get_running_loop().time()
         assert not await tier.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds <= tier.config.read_seconds
-        tier.platform.mood = Mood()
+        tier.platform.call_faults = CallFaults()
         await asyncio.sleep(10.0)
         assert await tier.can_read(NAME, DATA)
 
@@ -397,7 +397,7 @@ def test_readers_at_any_pace_never_start_second_instances(answer_seconds: float)
     """The moment when a node goes is met in many ways: none makes the platform start an empty instance beside it."""
 
     async def test(tier: Tier) -> None:
-        tier.platform.mood = Mood(answer_seconds=answer_seconds)
+        tier.platform.call_faults = CallFaults(answer_seconds=answer_seconds)
         await tier.put((NAME, DATA))
         for turn in range(300):
             assert await tier.can_read(NAME, DATA)
@@ -444,12 +444,12 @@ def test_nodes_forget_what_they_hold_on_request_and_the_proxy_names_those_that_d
         await tier.put(*OBJECTS)
         assert await tier.proxy.delete_all() == []
         assert (tier.held(), tier.believed()) == ({}, {})
-        tier.platform.mood = Mood(failed=1.0)
+        tier.platform.call_faults = CallFaults(failed=1.0)
         await asyncio.sleep(60.0)
         assert await tier.proxy.delete_all() == [
             f"warm-{number}: warm-{number} cannot be called" for number in range(3)
         ]
-        tier.platform.mood = Mood()
+        tier.platform.call_faults = CallFaults()
         status = await tier.proxy.status(wake_nodes=True)
         assert (status["absent"], status["problems"], status["nodes"]["gone"]) == (0, [], 0)
 

@@ -15,7 +15,7 @@ from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import WarmTier
-from support.faulty_store import FaultyStore, Weather, pin
+from support.faulty_store import FaultyStore, StoreProfile, pin
 from support.warm_platform import TIER_SECRET, Tier, warm_name
 
 BODIES = {f"data/{number:02}": random.Random(number).randbytes(3000 + number) for number in range(20)}
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.store = FaultyStore(BODIES, weather=Weather(tail_sigma=0.0))
+        self.store = FaultyStore(BODIES, profile=StoreProfile(tail_sigma=0.0))
         self.ring = Ring(4, 4096)
         self.fetcher = Fetcher(
             self.store,

@@ -8,7 +8,7 @@ import pytest
 
 from stoker_warm._node_client import NodeClient
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
-from support.warm_platform import Mood, Tier
+from support.warm_platform import CallFaults, Tier
 
 
 def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
@@ -16,10 +16,10 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.calls.clear()
-        made.platform.mood = Mood(stray=1.0)
+        made.platform.call_faults = CallFaults(stray=1.0)
         reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(0.2)
-        made.platform.mood = Mood()
+        made.platform.call_faults = CallFaults()
         assert await reading
         assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", False)]
         await asyncio.sleep(2.0)
@@ -36,7 +36,7 @@ def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> Non
     async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
-        made.platform.mood, made.platform.most = Mood(stray=1.0), 2
+        made.platform.call_faults, made.platform.most = CallFaults(stray=1.0), 2
         made.platform.calls.clear()
         for _ in range(20):
             assert await made.can_read(NAME, DATA)
@@ -72,10 +72,10 @@ def test_the_second_call_is_made_although_the_waiters_have_left() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
-        made.platform.mood = Mood(stray=1.0)
+        made.platform.call_faults = CallFaults(stray=1.0)
         reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(0.2)
-        made.platform.mood = Mood()
+        made.platform.call_faults = CallFaults()
         reading.cancel()
         await asyncio.sleep(5.0)
         assert node.state_machine.expected_version.change_count == 1
@@ -89,7 +89,7 @@ def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         die_in_silence(made)
-        made.platform.mood = Mood(cold_seconds=1.2)
+        made.platform.call_faults = CallFaults(cold_seconds=1.2)
         begun_seconds = asyncio.get_running_loop().time()
         assert not await made.can_read(NAME, DATA)
         assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.01)

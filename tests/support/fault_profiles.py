@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 from stoker._fetch.config import FetchCounters
 from stoker.testing import VirtualClockLoop
-from support.faulty_store import FAULTS, FaultyStore, Weather
+from support.faulty_store import FAULTS, FaultyStore, StoreProfile
 
-__all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "random_weather", "stormy"]
+__all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "faulty_profile", "random_profile"]
 
 DEADLINE_SECONDS = 12.0
 
 
-def stormy(seed: int) -> Weather:
+def faulty_profile(seed: int) -> StoreProfile:
     """Return settings with a few faults, some late responses, and at times an outage."""
     rng = random.Random(seed)
-    return Weather(
+    return StoreProfile(
         tail_sigma=rng.choice([0.3, 1.0]),
         probability={fault: rng.choice([0.0, 0.03, 0.1]) for fault in FAULTS},
         outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
@@ -27,13 +27,13 @@ def stormy(seed: int) -> Weather:
     )
 
 
-def random_weather(rng: random.Random) -> Weather:
+def random_profile(rng: random.Random) -> StoreProfile:
     severity = rng.choice([0.0, 0.02, 0.1, 0.25])
     chosen = rng.sample(FAULTS, rng.randint(1, len(FAULTS)))
     begin = rng.uniform(0.0, 2.0)
     period = (begin, begin + rng.choice([0.5, 5.0, 30.0, 300.0]))
     expires = rng.random() < 0.1
-    return Weather(
+    return StoreProfile(
         bytes_per_second=1e6,
         total_bytes_per_second=rng.choice([2e6, 1e9]),
         tail_sigma=rng.choice([0.0, 0.5, 1.5]),

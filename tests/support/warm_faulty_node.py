@@ -13,9 +13,9 @@ from stoker_warm._peer_connections import ReplyParts
 from stoker_warm._shard import Shard, ShardId
 from support.warm_wires import End
 
-__all__ = ["LIES", "Liar", "forge"]
+__all__ = ["NODE_FAULTS", "FaultyNode", "forge"]
 
-LIES = (
+NODE_FAULTS = (
     "bytes", "forged", "mac", "other shard", "short", "long", "missing", "failed", "other kind", "digest",
     "lists too much", "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets",
     "says bye", "is another", "is silent",
@@ -32,7 +32,7 @@ def forge(payload: bytearray | memoryview, start: int = 0) -> None:
         payload[start + at] ^= bits
 
 
-class Liar(NodeServer):
+class FaultyNode(NodeServer):
     """A node with a fault, or without one.
 
     Attributes:
@@ -40,13 +40,13 @@ class Liar(NodeServer):
         instead: function that returns the shard to answer with, for the fault "instead".
     """
 
-    lie = ""
+    fault = ""
     instead: Callable[[ShardId], Shard | None]
 
     @property
     def report(self) -> NodeReport:
         report = super().report
-        if self.lie == "digest":
+        if self.fault == "digest":
             digest = report.version._replace(hash=report.version.hash ^ 1)
             return NodeReport(
                 instance=report.instance,
@@ -57,73 +57,73 @@ class Liar(NodeServer):
         return report
 
     async def run(self, wake: WakeEvent, available_seconds: float) -> dict[str, Any]:
-        if self.lie == "is another":
+        if self.fault == "is another":
             wake = WakeEvent.parse({**wake.to_event(), "node": "warm-0"})
         return await super().run(wake, available_seconds)
 
     def _handle_request(self, kind: Kind, head: Head, body: bytearray) -> ReplyParts:
-        if self.lie == "is silent" and kind is not Kind.PING and self._connection is not None:
+        if self.fault == "is silent" and kind is not Kind.PING and self._connection is not None:
             end = self._connection._transport
             assert isinstance(end, End)
             end.freeze()  # until it is called again
-        if self.lie == "failed":
+        if self.fault == "failed":
             raise StoreError("no")
-        if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
+        if self.fault == "says bye" and self._connection is not None and self._connection.is_open:
             self._connection.notify(Kind.LEAVING, self.report.to_json())
         answer = super()._handle_request(kind, head, body)
-        return self._lying(answer, head) if self.lie else answer
+        return self._falsify(answer, head) if self.fault else answer
 
-    def _lying(self, answer: ReplyParts, head: Head) -> ReplyParts:
+    def _falsify(self, answer: ReplyParts, head: Head) -> ReplyParts:
         kind, said, parts = answer
         if kind is Kind.FOUND:
             return self._found(answer, head)
         if kind is Kind.LISTED:
             shards = said["shards"]
             assert isinstance(shards, list)
-            if self.lie == "lists nonsense":
+            if self.fault == "lists nonsense":
                 return kind, {"shards": ["x", 1], "more": 1}, ()
-            if self.lie == "lists for ever" and shards:
+            if self.fault == "lists for ever" and shards:
                 return kind, {"shards": shards, "more": 1}, ()
-            if self.lie == "lists too much" and shards:
+            if self.fault == "lists too much" and shards:
                 claimed = {ShardId.parse(each) for each in shards}
                 claimed |= {ShardId(each.object, each.data, each.parity, 0) for each in claimed}
                 return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
         if kind is Kind.STORED and "evicted" in said:
-            if self.lie == "forgets":
+            if self.fault == "forgets":
                 for shard in self._store.list_ids():
                     self._store.delete(shard)
-            if self.lie == "refuses":
+            if self.fault == "refuses":
                 return Kind.REFUSED, {"reason": "too large"}, ()
-            if self.lie == "evicts all":
+            if self.fault == "evicts all":
                 return kind, {**said, "evicted": [each.to_text() for each in self._store.list_ids()]}, ()
-            if self.lie == "evicts nonsense":
+            if self.fault == "evicts nonsense":
                 return kind, {**said, "evicted": [1, {}] if len(self._store) % 2 else 7}, ()
         return kind, said, parts
 
     def _found(self, answer: ReplyParts, head: Head) -> ReplyParts:
         kind, said, parts = answer
         payload = bytearray(b"".join(parts))
-        if self.lie == "bytes" and payload:
+        if self.fault == "bytes" and payload:
             payload[-1] ^= 1
-        elif self.lie == "forged":
+        elif self.fault == "forged":
             forge(payload)
-        elif self.lie == "instead":
+        elif self.fault == "instead":
             other = self.instead(ShardId.parse(head["shard"]))
             if other is not None:
                 payload, said = bytearray(other.payload), {"mac": other.mac}
-        elif self.lie == "long":
+        elif self.fault == "long":
             payload += b"x"
-        elif self.lie == "short":
+        elif self.fault == "short":
             del payload[len(payload) // 2 :]
-        elif self.lie == "mac":
+        elif self.fault == "mac":
             mac = said["mac"]
             assert isinstance(mac, str)
             said = {"mac": mac[:-1] + ("0" if mac[-1] != "0" else "1")}
-        elif self.lie == "missing":
+        elif self.fault == "missing":
             return Kind.MISSING, {}, ()
-        elif self.lie == "other kind":
+        elif self.fault == "other kind":
             return Kind.LISTED, {"shards": [], "more": 0}, ()
-        elif self.lie == "other shard":
+        elif self.fault == "other shard":
             wanted = ShardId.parse(head["shard"])
             others = [
                 each for each in self._store.list_ids() if each.size_bytes == wanted.size_bytes and each != wanted

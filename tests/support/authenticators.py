@@ -14,7 +14,7 @@ from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
 from stoker_local.functions._endpoints import RequestAuthenticator
 
-__all__ = ["OPEN", "REGION", "BearerDoor", "Door", "IamDoor", "enter"]
+__all__ = ["OPEN", "REGION", "Authenticator", "BearerAuthenticator", "IamAuthenticator", "enter"]
 
 REGION = "eu-central-1"
 
@@ -28,7 +28,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, key: KeyPair) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", key.session_token)
 
 
-class Door:
+class Authenticator:
     """Accepts every request."""
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
@@ -36,10 +36,10 @@ class Door:
         return None
 
 
-OPEN = Door()
+OPEN = Authenticator()
 
 
-class IamDoor(Door):
+class IamAuthenticator(Authenticator):
     """A function URL of type ``AWS_IAM``.
 
     Args:
@@ -68,7 +68,7 @@ class IamDoor(Door):
 
 
 @dataclass
-class BearerDoor(Door):
+class BearerAuthenticator(Authenticator):
     """A service of Cloud Run that accepts certain identity tokens.
 
     Attributes:
