@@ -14,9 +14,13 @@ from mkdocs.utils import get_relative_url
 logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "Unsupported item" not in record.getMessage())
 
 _COMMANDS = re.compile(r"^( *)```console\n((?:\1\$ (?:.*\\\n)*.*\n)+)\1```$", re.MULTILINE)
+"""A block of commands without output, also in a list."""
 _SHOWN = re.compile(r"^::: ([\w.]+\.(\w+))$", re.MULTILINE)
+"""A public name that a page of the API reference describes."""
 _UNRESOLVED = re.compile(r'<span title="[^"]*">((?:<code>)?(\w+)(?:</code>)?|[^<]*)</span>')
-_NAME = re.compile(r'(?<!">)<code>([A-Z]\w+|\w+_\w+)</code>')
+"""A type or a reference for which mkdocstrings has found no description."""
+_NAME = re.compile(r"<(a|h\d)\b.*?</\1>|<code>(?:stoker[\w.]*\.)?([A-Z]\w+|\w+_\w+)</code>", re.DOTALL)
+"""A link or a heading, which stay as they are, or a name in a text."""
 _BASES = re.compile(r'<p class="doc doc-class-bases">\s*Bases: (.*?)</p>', re.DOTALL)
 
 
@@ -33,28 +37,29 @@ def _without_prompts(commands: re.Match[str]) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Return a page of the API reference whose types and errors lead to their descriptions, without private paths."""
-    if not page.file.src_uri.startswith("api/"):
-        return output
+    """Return a page whose names lead to their descriptions: in the API reference all, elsewhere the first of each."""
     places = {
         name: f"{get_relative_url(f'api/{source.stem}/', page.url)}#{path}"
         for source in (Path(config.docs_dir) / "api").glob("*.md")
         for path, name in _SHOWN.findall(source.read_text("utf-8"))
     }
+    is_reference = page.file.src_uri.startswith("api/")
 
     def link(text: str, name: str | None) -> str:
-        return f'<a class="autorefs autorefs-internal" href="{places[name]}">{text}</a>' if name in places else text
+        place = places.get(name) if is_reference else places.pop(name, None)
+        return f'<a class="autorefs autorefs-internal" href="{place}">{text}</a>' if place else text
 
-    output = _BASES.sub(lambda found: _public_bases(found[0], places), output)
-    output = _UNRESOLVED.sub(lambda found: link(found[1], found[2]), output)
-    return _NAME.sub(lambda found: link(f"<code>{found[1]}</code>", found[1]), output)
+    if is_reference:
+        output = _BASES.sub(lambda found: _public_bases(found[0], places), output)
+        output = _UNRESOLVED.sub(lambda found: link(found[1], found[2]), output)
+    return _NAME.sub(lambda found: link(found[0], found[2]), output)
 
 
 def on_post_build(config: Any) -> None:
     """Write a page at each address that a page had before, which leads to the new one."""
     for old, new in config.extra["moved"].items():
         page = Path(config.site_dir) / old / "index.html"
-        page.parent.mkdir()
+        page.parent.mkdir(exist_ok=True)
         page.write_text(
             f'<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url=../{new}/">'
             f'<link rel="canonical" href="../{new}/"><a href="../{new}/">This page has moved.</a>\n',
