@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,16 @@ def _without_prompts(commands: re.Match[str]) -> str:
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Return a page whose names lead to their descriptions: in the API reference all, elsewhere the first of each."""
-    places = {
-        name: f"{get_relative_url(f'api/{source.stem}/', page.url)}#{path}"
+    shown = [
+        (name, path, source)
         for source in (Path(config.docs_dir) / "api").glob("*.md")
         for path, name in _SHOWN.findall(source.read_text("utf-8"))
+    ]
+    counts = Counter(name for name, _, _ in shown)
+    places = {
+        name: f"{get_relative_url(f'api/{source.stem}/', page.url)}#{path}"
+        for name, path, source in shown
+        if counts[name] == 1 or source == Path(page.file.abs_src_path)
     }
     is_reference = page.file.src_uri.startswith("api/")
 

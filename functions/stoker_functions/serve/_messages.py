@@ -155,6 +155,9 @@ def from_lambda_url(event: Mapping[str, Any]) -> Request:
 def to_lambda_url(response: Response) -> dict[str, Any]:
     """Return a response in the form that a Lambda function returns, with the body in base64.
 
+    Args:
+        response: response to send.
+
     Example:
         >>> to_lambda_url(Response(status=200, body=b"ready"))["body"]
         'cmVhZHk='
@@ -169,6 +172,9 @@ def to_lambda_url(response: Response) -> dict[str, Any]:
 
 def from_asgi(scope: MutableMapping[str, Any]) -> Request:
     """Return the request of an ASGI scope of type ``http``; the path is the raw one if the server passes it.
+
+    Args:
+        scope: scope of one request, as the server passes it to an ASGI application.
 
     Example:
         >>> from_asgi({"type": "http", "method": "GET", "path": "/v1/train/manifest", "headers": []})
@@ -191,6 +197,9 @@ def to_asgi(response: Response) -> AsgiApp:
     """Return an ASGI application that answers every request with this response.
 
     The body is copied in pieces of 256 KiB, each when the server is ready for it.
+
+    Args:
+        response: response to every request.
 
     Example:
         >>> async def app(scope, receive, send):

@@ -183,6 +183,9 @@ class CloudRecorder:
 def sum_statistics(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
     """Sum the statistics of all functions; ``peak_instances`` is the sum of the functions' peaks.
 
+    Args:
+        figures: statistics by the name of the function.
+
     Example:
         >>> from collections import Counter
         >>> one = FunctionStatistics(invocations=2, faults=Counter(kill=1))
