@@ -10,10 +10,10 @@ import pytest
 from stoker._cache.eviction import CacheEntries, NoEviction
 from stoker._diagnostics.latency import Constant
 from stoker_sim._allocation import JobShare, TrainingJob
-from stoker_sim._experiments.silod import Circumstances, simulate_rate
+from stoker_sim._experiments.silod import EstimateConditions, simulate_rate
 
 DATASET_BYTES = 250 * (8 << 20)
-AROUND = Circumstances(super_samples=250, warm_epochs=2)
+AROUND = EstimateConditions(super_samples=250, warm_epochs=2)
 KNEE = 1.0
 
 
@@ -24,7 +24,7 @@ def share(part: float, supply: float, *, rate: float = 400e6, nodes: int = 1) ->
     return JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * rate * job.miss_rate(cache_bytes))
 
 
-def error(given: JobShare, around: Circumstances = AROUND, kept: CacheEntries[str] | None = None) -> float:
+def error(given: JobShare, around: EstimateConditions = AROUND, kept: CacheEntries[str] | None = None) -> float:
     return simulate_rate(given, around, kept) / given.rate - 1
 
 
@@ -45,7 +45,7 @@ def test_there_it_is_a_bound_that_is_missed_where_misses_are_rare_and_come_in_bu
 
 @pytest.mark.parametrize("supply", [0.8, KNEE, 1.25])
 def test_bunches_cost_what_they_cost_any_reader_that_looks_as_far_ahead(supply: float) -> None:
-    around = Circumstances(super_samples=2000, memory_bytes=512 << 20)
+    around = EstimateConditions(super_samples=2000, memory_bytes=512 << 20)
     dataset_bytes = around.super_samples * (8 << 20)
     job = TrainingJob(name="job", dataset_bytes=dataset_bytes, compute_bytes_per_second=400e6)
     cache_bytes = round(0.9 * dataset_bytes)

@@ -193,7 +193,7 @@ async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | Non
         sys.stdout.flush()
         await stop.wait()
         figures = cloud.statistics()
-        for name, each in (*figures.items(), ("in all", sum_statistics(figures))):
+        for name, each in (*figures.items(), ("total", sum_statistics(figures))):
             line = (
                 f"{name}: {each.invocations} invocations, {each.cold_starts} cold starts, {each.errors} errors, "
                 f"{each.gb_seconds:.3f} GB-s, ${each.dollars:.6f}"

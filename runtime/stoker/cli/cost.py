@@ -352,10 +352,15 @@ def _collect_figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     for name in given:
         needed = _FIGURES[name].needs.split()
         if needed and not names & set(needed):
-            raise ConfigError(f"{name} has no effect without {' or '.join(needed)}")
+            spell = _flag_of if name in flags else str
+            raise ConfigError(f"{spell(name)} has no effect without {' or '.join(map(spell, needed))}")
     if {"stall", "wait_hours"} <= given.keys():
         raise ConfigError("stall and wait_hours both give the waiting time; give one of them")
     return given
+
+
+def _flag_of(figure: str) -> str:
+    return figure if figure == "URL" else f"--{figure.replace('_', '-')}"
 
 
 def _read_figures(path: Path) -> dict[str, Any]:

@@ -116,12 +116,12 @@ def _as_text(allocation: Allocation, cluster: Cluster, policy: str) -> str:
             *_format_rates(share.bytes_per_second, share.rate, full),
         )
         rows.append((make_printable(share.job.name), *cells, _bound_name(share)))
-    in_all = (
+    total = (
         _format_bytes(allocation.cache_bytes),
         "",
         *_format_rates(allocation.bytes_per_second, allocation.rate, _full_rate(allocation)),
     )
-    rows.append(("in all", *in_all, ""))
+    rows.append(("total", *total, ""))
     rows.append(
         ("of", _format_bytes(cluster.cache_bytes), "", f"{_format_bytes(cluster.bytes_per_second)}/s", "", "", "")
     )

@@ -40,12 +40,12 @@ _GPU_UTILIZATION = 0.7
 _BANDWIDTHS = (0.125e9, 0.25e9, 0.375e9, 0.5e9, 1e9, 2e9)
 """Bandwidths from the bucket in bytes a second: 1 to 16 Gbit/s."""
 _DRAWN_BANDWIDTH = 0.25e9
-"""Bandwidth for which all jobs are drawn, in bytes a second."""
+"""Bandwidth of the panel that shows all jobs, in bytes a second."""
 _PUBLISHED = 7.4
 _HOUR = 3600.0
 
 
-_MIX = (
+_JOB_KINDS = (
     ("images, 143 GB (ImageNet-1K, ResNet-50)", 143 * 10**9, 114e6),
     ("images, 660 GB (OpenImages, ResNet-50)", 660 * 10**9, 114e6),
     ("images, 1.36 TB (ImageNet-22K, EfficientNet)", 1360 * 10**9, 69e6),
@@ -68,7 +68,7 @@ def create_queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Subm
     rng = random.Random(f"silod {seed}")  # noqa: S311 - a model's
     submissions = []
     for number in range(jobs):
-        (kind, dataset_bytes, gpu_rate), gpus = rng.choice(_MIX), rng.choice(_GPUS_OF_A_JOB)
+        (kind, dataset_bytes, gpu_rate), gpus = rng.choice(_JOB_KINDS), rng.choice(_GPUS_OF_A_JOB)
         rate = gpu_rate * gpus
         hours = _MIN_HOURS * (_MAX_HOURS / _MIN_HOURS) ** rng.random()
         job = TrainingJob(
@@ -89,7 +89,7 @@ _BY_EFFICIENCY = AllocationPolicy(
     name="efficiency alone", divide_cache=_MAX_MIN.divide_cache, divide_bandwidth=_GREEDY.divide_bandwidth
 )
 """SiloD's greedy placement, without the improvement of ours by the resulting rates."""
-_WAYS = {
+_CASES = {
     **{f"{policy.name}, own data": (policy, False) for policy in (_GREEDY, _BY_EFFICIENCY, _MAX_MIN, _EQUAL)},
     **{f"{policy.name}, shared data": (policy, True) for policy in (_GREEDY, _MAX_MIN, _EQUAL)},
     "no cache": (POLICIES["no-cache"], False),
@@ -105,7 +105,7 @@ _FACTORS = (
 
 def _completion_hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
     """Return the completion times of all jobs in hours, queue by queue, in the order of submission."""
-    policy, shares_data = _WAYS[way]
+    policy, shares_data = _CASES[way]
     cluster = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth)
     hours = list[float]()
     for seed in seeds:
@@ -117,7 +117,7 @@ def _completion_hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int
 def run_allocate(quick: bool) -> ExperimentResult:
     """Run queues of jobs and return completion times by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
-    hours_by_case = {(way, at): _completion_hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
+    hours_by_case = {(way, at): _completion_hours(way, at, jobs, seeds) for at, way in product(bandwidths, _CASES)}
     means = {case: mean(hours) for case, hours in hours_by_case.items()}
     columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
     table = Table("silod", columns)
@@ -146,7 +146,7 @@ def _panels(table: Table, hours_by_case: dict[tuple[str, float], list[float]], m
         for (way, at), hours in hours_by_case.items()
         if at == _DRAWN_BANDWIDTH
     ]
-    share = "part of the jobs that is done"
+    share = "fraction of jobs completed"
     return [
         Panel("Mean job completion time", label, "hours", by_way, x_log=True, y_log=True),
         Panel(
@@ -155,7 +155,7 @@ def _panels(table: Table, hours_by_case: dict[tuple[str, float], list[float]], m
             "factor",
             [*factors, claim],
             x_log=True,
-            note="published for a mix and a cluster of their own, of no bandwidth that is here",
+            note="published for another mix of jobs and another cluster, at none of these bandwidths",
         ),
         Panel("All jobs, at 2 Gbit/s", "hours", share, jobs, x_log=True),
     ]
@@ -178,15 +178,15 @@ _SAMPLES = 64
 _SUPER_SAMPLE_BYTES = 8 << 20
 _RATE = 400e6
 _FIRST_BYTE = LogNormal(0.02, 0.08)
-_GOOD = 0.05
+_GOOD_ERROR = 0.05
 _SEED = 1
 _UNREAD_FRACTION = 0.01
 """Fraction of the data set that a node has not read when its cache counts as filled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """Figures that the estimate does not depend on.
+class EstimateConditions:
+    """Conditions of a simulation that the estimate does not depend on.
 
     Attributes:
         super_samples: number of super-samples of the data set.
@@ -203,12 +203,12 @@ class Circumstances:
     warm_epochs: int = 3
 
 
-_USUAL = Circumstances()
-_SLOW = Circumstances(first_byte=LogNormal(0.1, 0.5))
-_SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=18)
-"""Several nodes: the parts that fall to a node, and so its hits, are random, and many epochs average them."""
-_LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
-"""Memory that is small beside the data set, as with real ones: fetches ahead then have no effect as a cache."""
+_USUAL = EstimateConditions()
+_SLOW = EstimateConditions(first_byte=LogNormal(0.1, 0.5))
+_SEVERAL = EstimateConditions(memory_bytes=256 << 20, warm_epochs=18)
+"""Several nodes: which parts a node reads is random, and so are its hits; many epochs average them."""
+_LITTLE = EstimateConditions(super_samples=2000, memory_bytes=512 << 20)
+"""Memory much smaller than the data set, as usual in practice, so that fetching ahead does not act as a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,35 +219,35 @@ class EstimateCase:
         kind: kind of the case.
         supply: bandwidth of the job over the bandwidth that it needs to train at its full rate.
         share: allocation of the job.
-        circumstances: all other figures.
+        conditions: all other figures.
         shared_entries: entries of a cache that it shares with other jobs; None for its own.
     """
 
     kind: str
     supply: float
     share: JobShare
-    circumstances: Circumstances
+    conditions: EstimateConditions
     shared_entries: CacheEntries[str] | None = None
 
     def error(self) -> float:
         """Return the relative difference of the simulated rate from the estimate."""
-        return simulate_rate(self.share, self.circumstances, self.shared_entries) / self.share.rate - 1
+        return simulate_rate(self.share, self.conditions, self.shared_entries) / self.share.rate - 1
 
 
 def simulate_rate(
-    share: JobShare, circumstances: Circumstances, shared_entries: CacheEntries[str] | None = None
+    share: JobShare, conditions: EstimateConditions, shared_entries: CacheEntries[str] | None = None
 ) -> float:
     """Return the simulated rate of a job with a warm cache, in bytes a second.
 
     Args:
         share: allocation of the job.
-        circumstances: all other figures.
+        conditions: all other figures.
         shared_entries: entries, by key, of a cache that several jobs on one node share; None for a cache on each of the
             job's nodes.
     """
-    scenario = _scenario(share, circumstances)
+    scenario = _scenario(share, conditions)
     if shared_entries is None:
-        model = CacheModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=circumstances.policy)
+        model = CacheModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=conditions.policy)
         run = simulate(replace(scenario, caches=[model]))
     else:
         model, rng = CacheModel(limit_bytes=shared_entries.capacity), random.Random(0)  # noqa: S311 - a model's
@@ -255,27 +255,29 @@ def simulate_rate(
             replace(scenario, tiers=lambda *_: [SimulatedCache(shared_entries, attrgetter("key"), model, rng)])
         )
     cold = _fill_epochs(share.job.nodes)
-    warm = range(cold, cold + circumstances.warm_epochs)
+    warm = range(cold, cold + conditions.warm_epochs)
     seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
     return len(warm) * scenario.manifest.size_bytes / seconds
 
 
-def _scenario(share: JobShare, around: Circumstances) -> Scenario:
+def _scenario(share: JobShare, conditions: EstimateConditions) -> Scenario:
     """Return the scenario of a job without its cache; one extra epoch lets the counted ones fetch ahead."""
     job = share.job
-    super_sample_bytes = job.dataset_bytes // around.super_samples
+    super_sample_bytes = job.dataset_bytes // conditions.super_samples
     return create_lane_scenario(
-        synthetic_manifest(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes),
+        synthetic_manifest(
+            super_samples=conditions.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes
+        ),
         OrderConfig(seed=_SEED, lanes=job.nodes),
         _SAMPLES,
-        around.memory_bytes,
+        conditions.memory_bytes,
         FetchConfig(),
         bucket=BucketModel(
-            first_byte=around.first_byte,
+            first_byte=conditions.first_byte,
             total_bytes_per_second=share.bytes_per_second or math.inf,  # without a limit it can fill its cache
         ),
         compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
-        epochs=_fill_epochs(job.nodes) + around.warm_epochs + 1,
+        epochs=_fill_epochs(job.nodes) + conditions.warm_epochs + 1,
         in_step=True,
         seed=_SEED,
     )
@@ -313,14 +315,14 @@ def cases(quick: bool = False) -> Iterator[EstimateCase]:
 
 
 def _create_case(
-    kind: str, rate: float, part: float, supply: float, around: Circumstances, nodes: int = 1
+    kind: str, rate: float, part: float, supply: float, conditions: EstimateConditions, nodes: int = 1
 ) -> EstimateCase:
-    size_bytes = around.super_samples * _SUPER_SAMPLE_BYTES
+    size_bytes = conditions.super_samples * _SUPER_SAMPLE_BYTES
     job = TrainingJob(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
     cache_bytes = round(part * job.cacheable_bytes)
     needed = rate * job.miss_rate(cache_bytes)
     share = JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * needed)
-    return EstimateCase(kind=kind, supply=supply, share=share, circumstances=around)
+    return EstimateCase(kind=kind, supply=supply, share=share, conditions=conditions)
 
 
 def run_estimate(quick: bool) -> ExperimentResult:
@@ -348,8 +350,8 @@ def _panel(kind: str, table: Table) -> Panel:
 
 def _remark(kind: str, errors: Sequence[float]) -> str:
     sizes = sorted(map(abs, errors))
-    within = sum(size < _GOOD for size in sizes) / len(sizes)
+    within = sum(size < _GOOD_ERROR for size in sizes) / len(sizes)
     return (
         f"{kind}: {format_count(len(sizes), 'case')}, error {median(sizes):.1%} in the median and "
-        f"{sizes[-1]:.1%} at most; {within:.0%} of them are within {_GOOD:.0%}."
+        f"{sizes[-1]:.1%} at most; {within:.0%} of them are within {_GOOD_ERROR:.0%}."
     )

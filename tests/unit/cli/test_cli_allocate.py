@@ -92,11 +92,11 @@ def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsy
     assert cli.main(["allocate", str(written(tmp_path, CLUSTER + SLOW + FAST))]) == 0
     assert capsys.readouterr().out == (
         "greedy: from the second epoch on\n"
-        "  job     cache   hits  bandwidth  trains    of full rate  bound\n"
-        "  slow    50 GB   50%   10 MB/s    20 MB/s   100%          compute\n"
-        "  fast    100 GB  100%  0 B/s      100 MB/s  100%          compute\n"
-        "  in all  150 GB        10 MB/s    120 MB/s  100%\n"
-        "  of      150 GB        10 MB/s\n"
+        "  job    cache   hits  bandwidth  trains    of full rate  bound\n"
+        "  slow   50 GB   50%   10 MB/s    20 MB/s   100%          compute\n"
+        "  fast   100 GB  100%  0 B/s      100 MB/s  100%          compute\n"
+        "  total  150 GB        10 MB/s    120 MB/s  100%\n"
+        "  of     150 GB        10 MB/s\n"
         "settings of each job, if a node has one rank\n"
         '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB", '
         "fetch=FetchConfig(max_bytes_per_second=10000000))\n"

@@ -170,9 +170,9 @@ def test_a_wrong_file_is_refused_with_the_place(
     [
         ([], "nothing to estimate"),
         (["--figures", "/nowhere/job.toml"], "cannot be read"),
-        (["--epochs", "3"], "epochs has no effect without URL"),
-        (["--machine", "g6.xlarge"], "machine has no effect without compute_hours or wait_hours"),
-        (["--compute-hours", "1"], "compute_hours has no effect without machine"),
+        (["--epochs", "3"], "--epochs has no effect without URL"),
+        (["--machine", "g6.xlarge"], "--machine has no effect without --compute-hours or --wait-hours"),
+        (["--compute-hours", "1"], "--compute-hours has no effect without --machine"),
         (["--machine", "abacus", "--compute-hours", "1"], "no prices for the machine abacus, only for g6.xlarge"),
         (["--machine", "g6.xlarge", "--compute-hours", "1", "--accelerators", "2"], "has 1 accelerator, not 2"),
         (
@@ -181,11 +181,11 @@ def test_a_wrong_file_is_refused_with_the_place(
         ),
         (["--store", "floppy", "--gets", "1"], "no prices for a store named floppy, only for s3"),
         (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
-        (["--store", "gs"], "store has no effect without URL or size or gets"),
-        (["--egress", "internet", "--calls", "1"], "egress has no effect without URL or size or gets"),
-        (["--months", "2", "--gets", "1"], "months has no effect without URL or size or disk_size"),
-        (["--nodes", "2", "--gets", "1"], "nodes has no effect without URL or machine or disk"),
-        (["--disk", "gp3"], "disk has no effect without disk_size"),
+        (["--store", "gs"], "--store has no effect without URL or --size or --gets"),
+        (["--egress", "internet", "--calls", "1"], "--egress has no effect without URL or --size or --gets"),
+        (["--months", "2", "--gets", "1"], "--months has no effect without URL or --size or --disk-size"),
+        (["--nodes", "2", "--gets", "1"], "--nodes has no effect without URL or --machine or --disk"),
+        (["--disk", "gp3"], "--disk has no effect without --disk-size"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -322,7 +322,7 @@ def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -
         (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets greater than 0"),
         (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size greater than 0"),
         ((*COMPARED, "--puts", 1), "puts has no effect with compare_tiers"),
-        (("--gets", 1, "--hours", 1), "hours has no effect without compare_tiers"),
+        (("--gets", 1, "--hours", 1), "--hours has no effect without --compare-tiers"),
         ((*COMPARED, "--warm-memory", "128MiB"), "has no room"),
     ],
 )
