@@ -1,4 +1,4 @@
-"""What stoker 1 signs, traces, and tells other processes, which may be of another version, is understood today."""
+"""Signatures, traces and messages of stoker 1 are understood by this version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that stoker 1 left in checkpoints go on today, and so does what its processes tell each other."""
+"""Checkpointed states of stoker 1 and messages between its processes are understood by this version."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def file_system(bucket: LocalBucket) -> Iterator[S3FileSystem]:
 
 
 class Fixtures(AbstractFixtures):
-    """What the suite asks of a file system; the names are fsspec's."""
+    """Capabilities that the suite requires of a file system; the names are fsspec's."""
 
     @pytest.fixture
     def fs(self, file_system: S3FileSystem) -> S3FileSystem:

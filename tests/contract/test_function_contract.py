@@ -26,7 +26,7 @@ SAMPLES = 24
 
 
 class LambdaContext:
-    """What Lambda tells a handler of its invocation."""
+    """Lambda's context of an invocation."""
 
     def get_remaining_time_in_millis(self) -> int:
         return 60_000
@@ -164,7 +164,7 @@ class Bucket:
         self.url = f"{scheme}://{self.name}/{self.prefix}"
 
     def put(self, objects: Mapping[str, bytes]) -> list[ObjectInfo]:
-        """Write raw objects; return what the store says of them."""
+        """Write raw objects; return their metadata."""
 
         async def put() -> list[ObjectInfo]:
             store = open_store(f"{self.url}/raw")
@@ -257,7 +257,7 @@ def story(platform: Lambda | Google, dataset: str, parts: Sequence[SourcePart]) 
     nonsense: list[Any] = [None, [], {}, "x"]
     events += itertools.product(("pack", "commit", "compact", "shuffle"), nonsense)
     called = (platform.call(name, event) for name, event in events)
-    # How many requests it took is told by URL, and depends on time.
+    # The number of requests per URL depends on time.
     return [({**result, "requests": None} if result else None, error) for result, error in called]
 
 

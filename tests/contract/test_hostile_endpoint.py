@@ -1,4 +1,4 @@
-"""An endpoint that lies, echoes, redirects and never ends: a typed error, no secret in it, nobody else asked."""
+"""Endpoints that answer wrongly, echo, redirect or never end: a typed error without secrets, no other request."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def endpoint(answer: Answer, asked: list[bytes], *, endless: bool = False) -> AsyncIterator[str]:
-    """Serve ``answer(request head)`` to every request, each on a connection of its own, and note what was asked.
+    """Serve ``answer(request head)`` to every request, each on its own connection, and record the requests.
 
-    ``endless`` goes on with zeros until the client hangs up.
+    ``endless`` continues with zeros until the client disconnects.
     """
 
     async def speak(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

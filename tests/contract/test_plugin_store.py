@@ -1,4 +1,4 @@
-"""The store that docs/plugins.md shows passes the suite; what a smaller one lacks is told where it is needed."""
+"""The store in docs/plugins.md passes the suite; a method that a smaller one lacks is reported where it is needed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TestPolicies(EvictionPolicyTests):
 
 
 class Forgetful:
-    """A policy that forgets what was removed, and names everybody else twice."""
+    """A policy that forgets removed keys, and names all others twice."""
 
     def __init__(self, oracle: NextUseOracle[str]) -> None:
         self._keys: list[str] = []

@@ -1,4 +1,4 @@
-"""Every operation of the local bucket on a key or a bucket verifies who asks, and what it may do."""
+"""Every operation of the local bucket on a key or a bucket verifies the caller and its permissions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def epoch_of(url: str, cache: str, folder: Path) -> dict[str, Any]:
-    """Read an epoch in a process of its own and return what it tells."""
+    """Read an epoch in a process of its own and return its report."""
     report = folder / "report.json"
     assert exit_code(read_epoch, url, cache, str(report)) == 0
     told: dict[str, Any] = json.loads(report.read_text())

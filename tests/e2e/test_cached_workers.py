@@ -24,7 +24,7 @@ _TIMEOUT_SECONDS = 300  # of a hang
 
 
 class Images:
-    """A data set that knows the process that made it, and fails where it is told to in every other."""
+    """A data set that fails at given samples in all processes but the one that created it."""
 
     def __init__(self, count: int = 40, *, only_here: bool = False) -> None:
         self.count = count

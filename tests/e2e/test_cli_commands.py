@@ -264,7 +264,7 @@ def test_a_source_may_be_public_and_the_data_set_private(tmp_path: Path, bucket:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalBucket, threading.Event, threading.Event]]:
-    """A bucket that holds up everything once it has 16 objects, which the first event says, until the second is set."""
+    """A bucket that sets the first event once it has 16 objects, and then blocks until the second is set."""
     with running_bucket(BucketConfig(buckets=(BucketSpec(name="private"),))) as bucket:
         seen, go_on, perform, left = threading.Event(), threading.Event(), bucket.service.perform, count(16, -1)
 

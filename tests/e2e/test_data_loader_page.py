@@ -1,4 +1,4 @@
-"""The page on data loaders: the program that trains on images runs, and goes on where it was stopped."""
+"""The page on data loaders: the program that trains on images runs, and resumes after a stop."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from support.demo import cells, demo, descendants_of, process_parents, read_unti
 
 TIMEOUT_SECONDS = 600
 EPOCHS = 5
-"""Enough to learn what the demo asks for."""
+"""Number of steps in which the model learns the demo's task."""
 
 
 @pytest.fixture

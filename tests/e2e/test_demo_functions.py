@@ -1,4 +1,4 @@
-"""`stoker demo --functions` as a program: it ends by itself, says how, and leaves nothing."""
+"""``stoker demo --functions`` as a program: it ends, reports the result, and leaves nothing."""
 
 from __future__ import annotations
 

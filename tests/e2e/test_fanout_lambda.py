@@ -51,7 +51,7 @@ async def put(options: S3Options) -> None:
 
 
 def packed(clouds: Clouds, url: str, *more: str, code: int = 0) -> str:
-    """Run the command, and return what it said."""
+    """Run the command, and return its output."""
     bucket, cloud = clouds
     command = ["pack", RAW, url, "--on", "lambda", "--function-url", cloud.url]
     done = run_stoker(bucket, *command, *SMALL, *more)

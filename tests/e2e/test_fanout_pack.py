@@ -34,7 +34,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    """Run a command to its end, check its exit code, and return what it said."""
+    """Run a command to its end, check its exit code, and return its output."""
     with start(*arguments) as process:
         out, err = process.communicate(timeout=_TIMEOUT_SECONDS)
     assert process.returncode == code, err

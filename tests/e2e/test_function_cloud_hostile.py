@@ -1,4 +1,4 @@
-"""Functions that do what they like: whatever they answer, write or leave behind, the cloud goes on."""
+"""Hostile functions: the cloud survives anything that they answer, write or leave behind."""
 
 from __future__ import annotations
 

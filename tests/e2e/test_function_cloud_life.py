@@ -38,7 +38,7 @@ def is_frozen(pid: int) -> bool:
 
 
 def instances() -> list[psutil.Process]:
-    """The processes of this one that speak to the Runtime API."""
+    """Return the child processes that use the Runtime API."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -68,7 +68,7 @@ def test_an_instance_stands_still_between_invocations() -> None:
             assert psutil.Process(pid).num_ctx_switches() == turns
             counted = (await result(cloud, "tick"))["ticks"]
             while (await result(cloud, "tick"))["ticks"] == counted:
-                pass  # it goes on where it stood
+                pass  # it continues at the same point
 
     asyncio.run(scenario())
 
@@ -270,7 +270,7 @@ def test_nothing_is_left_when_the_block_is_left_by_an_error() -> None:
         asyncio.run(scenario())
     for pid in left["pids"]:
         deadline = time.monotonic() + 60
-        while is_running(pid):  # what the function has started is killed, but nobody waits for it
+        while is_running(pid):  # the function's child is killed, but not waited for
             assert time.monotonic() < deadline
             time.sleep(0.005)
     for url in left["urls"]:

@@ -65,7 +65,7 @@ def test_objects_that_are_put_reach_the_function_with_a_test_event_before_them(t
             assert sorted(unquote_plus(record["object"]["key"]) for record in records) == sorted(keys)
             assert {record["bucket"]["name"] for record in records} == {"stoker"}
             assert cloud.statistics()["count"].errors == 0
-        await asyncio.to_thread(put, bucket, "in/later.jpg")  # nobody listens, nothing breaks
+        await asyncio.to_thread(put, bucket, "in/later.jpg")  # there is no listener, and no error
 
     with running_bucket(BucketConfig()) as bucket:
         asyncio.run(scenario(bucket))

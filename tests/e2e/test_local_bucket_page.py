@@ -1,4 +1,4 @@
-"""The page of the local bucket does what it says."""
+"""The commands on the page of the local bucket work."""
 
 from __future__ import annotations
 

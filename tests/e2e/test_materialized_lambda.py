@@ -44,7 +44,7 @@ def loader(bucket: LocalBucket, shuffle: LoaderShuffle) -> Loader:
 
 
 def shuffled(clouds: Clouds, *more: str) -> str:
-    """Run the command, and return what it said."""
+    """Run the command, and return its output."""
     bucket, cloud = clouds
     command = ["shuffle", DATASET, "--seed", "7", "--lanes", "2", "--on", "lambda", "--function-url", cloud.url]
     done = run_stoker(bucket, *command, "--memory", "512MiB", *more)

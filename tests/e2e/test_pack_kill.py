@@ -55,7 +55,7 @@ async def recorded(store: Store) -> int:
 
 
 async def finish(store: Store, mode: str, samples: int) -> None:
-    """Pack to the end, and see that this does only what is left, and leaves what a pack that nobody killed does."""
+    """Pack to the end; check that only the rest is packed, with the result of an uninterrupted pack."""
     durable, watched = await recorded(store), WatchedStore(store)
     manifest = await pack(watched, numbered_samples(samples), mode=mode)
     assert len(puts(watched)) == samples // SAMPLES_EACH - durable
@@ -64,7 +64,7 @@ async def finish(store: Store, mode: str, samples: int) -> None:
 
 
 async def check_same(store: Store, mode: str, samples: int) -> None:
-    """See that a store holds what a pack that nobody killed leaves, and nothing else."""
+    """Check that a store has exactly the objects of an uninterrupted pack."""
     undisturbed = fresh_store()
     await prepare(undisturbed, mode)
     await pack(undisturbed, numbered_samples(samples), mode=mode)

@@ -52,7 +52,7 @@ def test_an_epoch_over_redirects_to_the_bucket_is_the_orders(local_bucket: Local
 
 
 def fail_at_first(request: Request, before: int, response: Response) -> Response:
-    """Refuse what is asked for the first time, or let its bytes end early, or turn a bit of them."""
+    """Refuse first requests, truncate their bytes, or flip a bit of them."""
     body = bytes(response.body)
     way = crc32(f"{request.path} {request.headers.get('range')}".encode()) % 4
     if before or way == 0 or response.status >= 400:

@@ -60,7 +60,7 @@ def torchrun(task: TallyTask) -> None:
 
 
 def started_by(task: TallyTask) -> list[psutil.Process]:
-    """The processes that have been told of a training: where there is none, nobody listens for it either."""
+    """Return the processes of a training; without one, the port has no listener either."""
     return [each for each in psutil.process_iter(["cmdline"]) if task.to_json() in (each.info["cmdline"] or [])]
 
 

@@ -1,4 +1,4 @@
-"""Traces of real runs: one that is killed leaves its trace, and a slow bucket is told as what it is."""
+"""Traces of real runs: a killed run leaves its trace, and a slow bucket is reported as the bottleneck."""
 
 from __future__ import annotations
 

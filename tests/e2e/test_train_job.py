@@ -1,4 +1,4 @@
-"""The training of the trainer image, on a bucket: told to go, it goes on elsewhere with every sample exactly once."""
+"""The training of the trainer image: after a preemption it resumes elsewhere, with every sample exactly once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def training(
 
 
 def node_of_two(environment: dict[str, str], index: int) -> dict[str, str]:
-    """Return what AWS Batch tells a node of a multi-node parallel job."""
+    """Return AWS Batch's variables for a node of a multi-node parallel job."""
     told = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": str(index)}
     if index != 0:
         told["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = "127.0.0.1"
@@ -95,7 +95,7 @@ def position(state: dict[str, Any]) -> int:
 
 
 def check_so_far() -> int:
-    """See that a model was trained on just what its loader's state says; return how many samples that are."""
+    """Check that a model was trained on exactly the samples before its loader's state; return their number."""
     state = checkpoint()
     epoch = state["loader"]["epoch"]
     assert set(state["seen"].tolist()) <= {epoch, epoch + 1}
@@ -110,7 +110,7 @@ def test_a_preempted_training_resumes_with_another_world_size_and_every_sample_e
     with ExitStack() as stack:
         nodes = [stack.enter_context(training(node_of_two(environment, index), port=port)) for index in range(2)]
         wait_until_under_way(nodes[0])
-        nodes[1].terminate()  # the other node is only told by this one
+        nodes[1].terminate()  # the other node learns it only from this one
         assert [end_of(node) for node in nodes] == [TAKEN_AWAY] * 2  # so that the platform starts another attempt
     reached = check_so_far()
     with training(environment) as process:

@@ -1,4 +1,4 @@
-"""Trainings that are killed, or told to go, and go on elsewhere: each epoch has every sample exactly once.
+"""Trainings that are killed or preempted, and resumed elsewhere: each epoch has every sample exactly once.
 
 The ranks are processes joined by gloo. Their number changes at every start; the samples a step stay.
 """
@@ -51,7 +51,7 @@ def run_ranks(task: TallyTask, world_size: int) -> list[int]:
 
 
 def check_so_far(checkpoint: Checkpoint) -> None:
-    """See that a checkpoint's model has been trained on just what its loader's state says."""
+    """Check that a checkpoint's model was trained on exactly the samples before its loader's state."""
     epoch, position = checkpoint.state["epoch"], checkpoint.state["position"]
     assert set(checkpoint.tally) <= {epoch, epoch + 1}
     assert sum(checkpoint.tally) == epoch * SAMPLES + position

@@ -54,7 +54,7 @@ class Proxy:
         return await read_status(self.address, TIER_SECRET)
 
     async def ended(self) -> tuple[int | None, str]:
-        """Return how it ended, and what it said to people."""
+        """Return its exit code and its error output."""
         out, err = await asyncio.wait_for(self.process.communicate(), 60)
         assert out == b""
         return self.process.returncode, without_secrets(err)
@@ -102,7 +102,7 @@ def environment(cloud: FunctionCloud, tier_secret: TierSecret = TIER_SECRET) -> 
 
 
 def without_secrets(said: bytes) -> str:
-    """Return what a program said, once it is sure that no secret is in it."""
+    """Return a program's output, after a check that it contains no secret."""
     text = said.decode()
     assert SECRET.reveal() not in text
     for tenant in (TIER_SECRET, OTHER_SECRET):
@@ -168,7 +168,7 @@ async def found(tier: SharedTier, ref: ObjectRef) -> bytes | None:
 
 
 async def is_taken(tier: SharedTier, ref: ObjectRef, data: bytes) -> bool:
-    """Offer an object, which a client hands over only some time after one that was in vain."""
+    """Offer an object; after a failed offer, a client waits before the next."""
     tier.offer(ref, memoryview(data))
     return await read(tier, ref) == data
 
@@ -432,7 +432,7 @@ NONSENSE = (os.urandom(5000), b"SW\x02\x31" + b"\xff" * 12, b"GET / HTTP/1.1\r\n
 
 
 async def came_beside(cloud: FunctionCloud, tier: SharedTier, port: int, ref: ObjectRef, data: bytes) -> bool:
-    """Have new nodes dial beside strangers; return whether an object was put away while some of these were there."""
+    """Let new nodes connect beside unauthenticated peers; return whether an object was written meanwhile."""
     async with crowd_at(port, 60, NONSENSE) as talkers, crowd_at(port, 400) as silent:
         hearing = asyncio.create_task(read_replies(talkers + silent))
         await killed(cloud)
@@ -463,7 +463,7 @@ def test_malformed_and_silent_connections_do_not_block_others() -> None:
             port = int(proxy.address.origin.rpartition(":")[2])
             async with crowd_at(port, 90, (b"", *NONSENSE, *requests)) as askers, client_of(proxy.url) as newcomer:
                 assert await read_objects(tier) == await read_objects(newcomer) == HELD
-                for number in range(100, 105):  # a machine that is busy may take as long as strangers are borne
+                for number in range(100, 105):  # a busy machine may take as long as the limit for unauthenticated peers
                     if await came_beside(cloud, newcomer, nodes_port, *object_of(number, 1_000_000)):
                         break
                 else:

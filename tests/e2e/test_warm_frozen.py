@@ -1,4 +1,4 @@
-"""A training whose warm tier freezes, falls silent and dies under it: the bucket serves, and nobody waits for nodes."""
+"""A training whose warm tier freezes, falls silent and dies: it reads from the bucket without waits for nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stoker doctor`` finds what is wrong with a bucket, the way to it, and the machine; and says no secret."""
+"""``stoker doctor`` finds problems of a bucket, the network and the machine, and prints no secret."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, config: BucketConfig | None = None) 
 def found(url: str = URL, *, is_shaped: bool = False, **changes: Any) -> dict[str, Finding]:
     """Return the findings that are not as they should be, by what was looked at, having looked for secrets.
 
-    How fast a bucket is that is not shaped says only what else this machine is doing.
+    The speed of an unshaped bucket depends only on the other load of this machine.
     """
 
     async def look() -> list[Finding]:

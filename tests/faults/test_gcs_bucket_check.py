@@ -1,4 +1,4 @@
-"""gs://: a 404 is the object's, unless Google says that the bucket is missing; nothing else may come of asking."""
+"""gs://: a 404 is the object's, unless Google reports that the bucket is missing; the check has no other effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Check = Callable[[Store, Server], Awaitable[None]]
 
 
 def speaking(about_bucket: bytes | None) -> Speak:
-    """A GCS that has no object; asked for the bucket, it says so and hangs up, or says nothing at all."""
+    """A GCS without objects; a request for the bucket is answered and disconnected, or never answered."""
 
     async def speak(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readuntil(b"\r\n\r\n"):

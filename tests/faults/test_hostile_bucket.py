@@ -1,4 +1,4 @@
-"""A bucket that lies consistently: every checksum is right, and what it says is not. Refused before memory is taken."""
+"""Consistently wrong objects: all checksums are right, the content is not. Refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_manifest(folder: Path, lie: Lie) -> None:
 
 
 def rows(**columns: Any) -> Lie:
-    """Return the lie that sets columns: a number for every row, or what to do with what is there."""
+    """Return a change of columns: a number for every row, or a function of the present values."""
 
     def lie(manifest: Manifest) -> Manifest:
         changed = {}

@@ -97,7 +97,7 @@ async def fetch_many(tiers: list[ManagedTier], store: FaultyStore, rng: random.R
         slot = await fetcher.fetch(MANIFEST.ref(row))
         try:
             await asyncio.sleep(rng.random() * 0.05)
-            assert ring.view(slot, len(body(row))) == body(row), row  # nobody wrote to it after all
+            assert ring.view(slot, len(body(row))) == body(row), row  # it was not written to
         finally:
             ring.release(slot)
         arrived += 1

@@ -51,7 +51,7 @@ ENDS = ("the node's", "the proxy's")
 
 
 class Exchange:
-    """A node that sleeps is called: it says so, is asked for a shard, is sent another, and goes."""
+    """A sleeping node is called: it connects, is asked for a shard, gets another, and returns."""
 
     def __init__(self, tier: Tier, end: int) -> None:
         self.tier = tier

@@ -65,7 +65,7 @@ async def read_until_given_up(tier: Tier, most: int = 40) -> None:
     raise AssertionError("the faulty node is still in use")
 
 
-# What a CRC would have said.
+# The result of a CRC.
 
 
 @pytest.mark.parametrize("start", [0, 1, 100, 1495])

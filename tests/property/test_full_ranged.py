@@ -175,7 +175,7 @@ def stretch_of(case: Case, rank: int) -> PositionRange:
 
 
 def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples_of_item: Any) -> list[Any]:
-    """Use steps like a consumer; return what each says of itself, and its samples as (super-sample, row)."""
+    """Use steps like a consumer; return the record of each, and its samples as (super-sample, row)."""
     held: dict[int, Any] = {}
     seen, steps = 0, []
     while (step := next_step()) is not None:

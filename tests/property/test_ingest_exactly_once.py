@@ -38,7 +38,7 @@ class Story:
         for _ in range(STEPS):
             steps = [self._step(objects, undelivered) for _ in range(self.random.choice([1, 1, 2, 3]))]
             await asyncio.gather(*steps)
-        while undelivered:  # a queue gives up what it has only when somebody took it
+        while undelivered:  # a queue drops a message only after it was received
             await self._deliver(undelivered[:20], undelivered, is_doomed=False)
         await self._commit(is_doomed=False)
         assert sorted(await self.place.numbers()) == list(range(OBJECTS))
@@ -98,7 +98,7 @@ class Story:
         self.happened["compacted"] += bool(result["objects_before"])
 
     async def _maintain(self, *, is_doomed: bool) -> None:
-        """Collect garbage, or rebuild a manifest that is whole, while all else goes on."""
+        """Collect garbage, or rebuild an intact manifest, concurrently with everything else."""
         store = self._deployment(is_doomed).dataset_store(self.place.dataset)
         try:
             if self.random.random() < 0.7:

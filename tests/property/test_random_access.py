@@ -1,4 +1,4 @@
-"""Whatever the schema, the columns, the memory and the samples asked for: what was packed."""
+"""Random access returns the packed values, for any schema, columns, memory and samples."""
 
 from __future__ import annotations
 

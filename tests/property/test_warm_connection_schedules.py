@@ -1,4 +1,4 @@
-"""Random lives of a connection: who is answered has the right bytes, and nobody else's memory is touched."""
+"""Random uses of a connection: answers have the right bytes, and no other memory is written to."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Life:
         except (ConnectionLostError, DeadlineError) as error:
             self.outcomes[type(error).__name__] += 1
         finally:
-            into[:] = GUARD * size_bytes  # it is ours again: nobody may write here
+            into[:] = GUARD * size_bytes  # it is ours again, and must not be written to
             await asyncio.shield(self.unmoved(into))
 
     async def unmoved(self, into: bytearray) -> None:
@@ -129,7 +129,7 @@ class Life:
                 await asyncio.wait(asking, timeout=20)
             for side in (self.proxy, self.node):
                 await side.close()
-        await asyncio.sleep(10)  # for those who look after their memory
+        await asyncio.sleep(10)  # for callers that check their memory
         for each in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(each, BaseException) and not isinstance(each, asyncio.CancelledError):
                 raise each

@@ -1,4 +1,4 @@
-"""Wrong names of arguments, and arguments of wrong types: the error says what to write."""
+"""Wrong names and types of arguments: the error contains the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory budget: what it is spent on, and the exact figure that is asked for where it is too small."""
+"""The memory budget: its use, and the exact minimum in the error if it is too small."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(
 
 
 def figure_of(call: Callable[[int], SlotPlan]) -> int:
-    """The figure that is asked for when there is nothing."""
+    """Return the minimum in the error of an empty budget."""
     with pytest.raises(MemoryBudgetError) as caught:
         call(0)
     found = re.search(r"give memory=(\d+) ", str(caught.value))

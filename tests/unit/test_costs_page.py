@@ -1,4 +1,4 @@
-"""What docs/costs.md says of commands, prices and the paper's table is what they are."""
+"""The commands, prices and the paper's table in docs/costs.md are right."""
 
 from __future__ import annotations
 

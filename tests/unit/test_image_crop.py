@@ -34,7 +34,7 @@ def context(sample: int, epoch: int = 0) -> SampleContext:
 
 
 def picture(height: int, width: int) -> NDArray[np.uint8]:
-    """Return waves that tell every place and channel from the others."""
+    """Return waves that are different at every position and channel."""
     y, x = np.mgrid[0:height, 0:width].astype(float)
     waves = [128 + 90 * np.sin(x / 17 + c) * np.cos(y / (11 + c)) + 20 * (x / width - y / height) for c in range(3)]
     pixels: NDArray[np.uint8] = np.clip(np.stack(waves, -1), 0, 255).astype(np.uint8)

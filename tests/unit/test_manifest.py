@@ -138,7 +138,7 @@ Entries = dict[str, tuple[DType, np.ndarray[Any, Any]]]
 def forged(
     manifest: Manifest, change: Callable[[Entries], object] = len, metadata: dict[str, str | None] | None = None
 ) -> bytes:
-    """Return a file with changed arrays and metadata whose checksum is right: a lie, not damage."""
+    """Return a file with changed arrays and metadata and a correct checksum: wrong content, not damage."""
     whole = manifest.to_bytes()
     header = tensorfile.parse_header(whole, len(whole))
     arrays = safetensors.numpy.load(whole)

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel has every package and imports; the pins for development cover what is asked for."""
+"""The distribution: the wheel has every package and imports; the pins for development cover all requirements."""
 
 from __future__ import annotations
 

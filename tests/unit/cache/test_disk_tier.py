@@ -517,7 +517,7 @@ def test_a_folder_that_is_just_being_opened_is_waited_for(tmp_path: Path) -> Non
 
 
 class Stuck:
-    """Reads of files that go on when they are told to."""
+    """Reads of files that block until they are released."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -536,7 +536,7 @@ class Stuck:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    """Let no read of a file go on before it is told to."""
+    """Block every read of a file until it is released."""
     stuck = Stuck()
     monkeypatch.setattr(os, "preadv", stuck.preadv)
     yield stuck

@@ -19,7 +19,7 @@ STORE = open_store("memory://data")
 
 
 class SharedTier:
-    """A tier that says what it was opened with."""
+    """A tier that records the arguments it was opened with."""
 
     def __init__(self, url: str, *, store: Readable, processes: int) -> None:
         self.name = f"{url} for {processes}"

@@ -1,4 +1,4 @@
-"""What commands tell of their requests and dollars, counted again by the bucket."""
+"""Reported requests and dollars of commands, compared with the bucket's counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stoker compact``: what it does and what it says."""
+"""``stoker compact``: effect and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stoker gc``: what it says of packs that did not finish, and what it takes to give them up."""
+"""``stoker gc``: reports unfinished packs, and deletes them on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stoker plan``: what it shows, and that real runs do what it says."""
+"""``stoker plan``: its output, and the accuracy for real runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stoker tier serve``: what it says of settings that are not right."""
+"""``stoker tier serve``: errors of wrong settings."""
 
 from __future__ import annotations
 

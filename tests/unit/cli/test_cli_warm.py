@@ -1,4 +1,4 @@
-"""``stoker warm``: what it asks of a tier, and how it says the answer."""
+"""``stoker warm``: requests to a tier, and output."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ TOLD: dict[str, Any] = {
 
 
 class Kept:
-    """A tier in memory, its proxy, and what tells how it does.
+    """A tier in memory, its proxy, and its statistics.
 
     Attributes:
-        asked: what was asked of it, in order.
+        asked: requests to it, in order.
     """
 
     name = "kept"
@@ -113,7 +113,7 @@ class Kept:
 
 @contextmanager
 def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
-    """Have the command find this tier; yields what it is asked, which ends with its close."""
+    """Make the command open this tier; yields the requests to it, of which the close is the last."""
     monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
     monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
 

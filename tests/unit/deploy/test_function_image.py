@@ -117,7 +117,7 @@ def test_the_build_has_all_that_the_project_is_built_from() -> None:
 
 
 def requirements(stage: str) -> list[str]:
-    """Return what a stage tells pip to install, our own package by its name."""
+    """Return the arguments of pip install in a stage, with our own package by its name."""
     (run,) = (rest for instruction, rest in stages(FUNCTIONS)[stage].instructions if instruction == "RUN")
     words = shlex.split(run)
     asked = words[words.index("constraints.txt") + 1 :]

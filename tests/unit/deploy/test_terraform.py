@@ -1,4 +1,4 @@
-"""The Terraform files: formatted, parsed, and with no access that nobody asked for."""
+"""The Terraform files: formatting, syntax, and no unnecessary permissions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parsed(file: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def resources() -> dict[str, Blocks]:
-    """Type → name → what a resource says."""
+    """Type → name → settings of a resource."""
     found: dict[str, Blocks] = {}
     for file in FILES:
         for block in parsed(file).get("resource", ()):
@@ -381,7 +381,7 @@ def test_raw_objects_reach_ingest_as_what_the_bucket_says_of_them(resources: dic
     assert told["bucket"] == '${google_storage_bucket.bucket["incoming"].name}'
     assert told["topic"] == '${google_pubsub_topic.incoming["ingest"].id}'
     assert (told["event_types"], told["payload_format"]) == (["OBJECT_FINALIZE"], "JSON_API_V1")
-    # Otherwise what appears between the two would be told to nobody.
+    # Otherwise objects that appear between the two would not be notified.
     assert "${google_pubsub_subscription.ingest}" in told["depends_on"]
     (push,) = resources["google_pubsub_subscription"]["ingest"]["push_config"]
     assert push["push_endpoint"] == '${google_cloud_run_v2_service.function["ingest"].uri}'

@@ -116,7 +116,7 @@ def test_an_object_without_a_tag_is_identified_by_its_size() -> None:
         bench = Bench()
         bench.ref = ObjectRef(key="x", size_bytes=len(BODY) - 1, crc32c=crc32c(BODY[:-1]))
         await bench.fails(ObjectChangedError, "has 100000 bytes where the manifest says 99999")
-        assert bench.store.sent_tags == [None, None]  # the second confirms what the first says
+        assert bench.store.sent_tags == [None, None]  # the second confirms the first
 
     run_virtual(main())
 

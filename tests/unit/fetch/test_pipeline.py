@@ -1,4 +1,4 @@
-"""The batch pipeline of one rank: it goes on, as it was started, behind what could not be had."""
+"""The batch pipeline of one rank: it continues after samples that could not be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules performed in virtual time: what is issued when, who waits, and what is left behind."""
+"""Schedules performed in virtual time: times of issue, waits, and leftovers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_item_that_is_waited_for_is_issued_against_the_schedule_and_counted()
             running = group.create_task(bench.prefetcher.run())
             await asyncio.sleep(1)
             assert bench.prefetcher.stats.issued == 4
-            await bench.prefetcher.wait(6)  # the consumer has not said that it is at step 3
+            await bench.prefetcher.wait(6)  # the consumer has not reported step 3
             stats = bench.prefetcher.stats
             assert (stats.issued, stats.misses, stats.waits) == (7, 3, 1)
             running.cancel()

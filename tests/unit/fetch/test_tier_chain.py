@@ -20,7 +20,7 @@ BUCKET_SECONDS = 0.022
 
 
 class Warm:
-    """A tier that answers each read as the next of a script says, and its last for ever; it counts what is under way.
+    """A tier with a script of outcomes, one per read, the last of which is repeated; counts reads in flight.
 
     Args:
         answers: coroutine functions that are given the memory.
@@ -320,7 +320,7 @@ def test_cancelling_ends_both_and_frees_the_slots(at: float) -> None:
 
 
 class Places(Warm):
-    """A tier of two places, of which one answers as told and the other delivers."""
+    """A tier of two places, of which one has the given outcome and the other delivers."""
 
     def __init__(self, *answers: Callable[[memoryview], Awaitable[bool]]) -> None:
         super().__init__(*answers)

@@ -105,7 +105,7 @@ class Context:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A place that the environment tells the instance of this process of."""
+    """A deployment that the environment of this process describes."""
     made = Place()
     monkeypatch.setenv("STOKER_DATASETS", f"train={made.dataset}")
     monkeypatch.setenv("STOKER_SOURCES", made.raw)

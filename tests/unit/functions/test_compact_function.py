@@ -1,4 +1,4 @@
-"""compact: many small super-samples become few large ones, in order, whatever else goes on."""
+"""compact: many small super-samples become few large ones, in order, under any concurrent operations."""
 
 from __future__ import annotations
 

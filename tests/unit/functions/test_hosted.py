@@ -42,7 +42,7 @@ def hosted(place: Place, **changes: Any) -> Deployment:
 
 
 def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
-    """Return what Google's storage says of an object that has appeared."""
+    """Return the notification of Google's storage for a new object."""
     data = {
         "kind": "storage#object",
         "bucket": "raw-of-a-test",

@@ -35,7 +35,7 @@ BUCKET = "raw-of-a-test"
 
 
 class S3Store(WatchedStore):
-    """A store in memory that says it is a bucket of S3, which is what notifications are of."""
+    """A store in memory with an S3 URL, as in notifications."""
 
     @property
     def url(self) -> str:
@@ -53,7 +53,7 @@ class S3Place(Place):
 
 
 def message(name: str, *objects: ObjectInfo, **changes: Any) -> dict[str, Any]:
-    """Return a message of a queue in which S3 says that objects were created."""
+    """Return a queue's message with S3's notification of created objects."""
     records = [
         {
             "eventVersion": "2.1",

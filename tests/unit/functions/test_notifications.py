@@ -1,4 +1,4 @@
-"""What S3 says through a queue and Google's storage through Pub/Sub, as their documentation gives it."""
+"""Notifications of S3 in a queue and of Google's storage in Pub/Sub, as in their documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function that is a node: what it is told by its environment, and what it says to events that it cannot take."""
+"""The function of a node: settings in its environment, and errors of unsupported events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMOR
 
 
 def settings(**changes: str) -> DeploymentSettings:
-    """Return what a node's environment says: nothing of data sets or buckets."""
+    """Return a node's environment, without data sets or buckets."""
     return DeploymentSettings.from_environment({**ENVIRONMENT, **changes})
 
 

@@ -78,7 +78,7 @@ def test_a_buffer_of_about_the_size_serves_and_others_do_not() -> None:
 
 
 class FakeCuda:
-    """Stands for torch.cuda: events that pass when the test says so."""
+    """Replaces torch.cuda: events that complete when the test demands it."""
 
     def __init__(self) -> None:
         self.passed = False

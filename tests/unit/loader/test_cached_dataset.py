@@ -21,7 +21,7 @@ from support.executors import Delayed, Immediate
 
 
 class Squares:
-    """A data set that knows who read it, and fails where it is told to."""
+    """A data set that records its readers, and fails at given samples."""
 
     def __init__(self, failing: tuple[int, ...] = ()) -> None:
         self.reads: list[int] = []
@@ -38,7 +38,7 @@ class Squares:
 
 
 class Ticking:
-    """A clock that goes on by one second whenever it is looked at."""
+    """A clock that advances by one second per reading."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The informed loader: the batches of a plain loader, loaded ahead by as many as asked for, and nothing left behind."""
+"""The informed loader: the batches of a plain loader, prefetched to the given depth, without leftovers."""
 
 from __future__ import annotations
 

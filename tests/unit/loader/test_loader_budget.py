@@ -1,4 +1,4 @@
-"""A loader with a budget: what it warns of, where it stops, and how a run goes on."""
+"""A loader with a budget: warnings, the stop, and resuming."""
 
 from __future__ import annotations
 

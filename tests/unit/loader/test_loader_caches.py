@@ -1,4 +1,4 @@
-"""Loaders and stream datasets with caches: what they deliver, and how often they ask the bucket."""
+"""Loaders and stream datasets with caches: delivered samples, and number of bucket requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def url() -> str:
 
 
 def settings(**changed: Any) -> dict[str, Any]:
-    """Settings of a small loader, without hedges: where a disk is slow, the bucket would be asked, too."""
+    """Settings of a small loader, without hedges: on a slow disk they would read the bucket, too."""
     return {"batch_size": 16, "seed": 5, "window": 4, "memory": "200KB", "fetch": FetchConfig(hedge=False)} | changed
 
 
@@ -61,7 +61,7 @@ def test_one_node_hits_as_often_as_any_policy_can(url: str, shuffle: str, share:
     _, stats = delivered(url, epochs, **given, cache=f"memory:?limit={held * slot_bytes}")
     found = stats.caches["memory"]
     assert (found.objects, found.lookups) == (held, epochs * objects)
-    # Each object is needed once an epoch: nobody hits more than is held in the cache, and under way at the border.
+    # Each object is needed once per epoch: hits are at most the cached objects, and those in flight at the border.
     most = held + (slots if is_ahead else 2)
     assert (epochs - 1) * held <= found.hits <= (epochs - 1) * most
     assert stats.get_requests == found.lookups - found.hits + 1  # and the manifest
@@ -240,7 +240,7 @@ def in_time(loader: Loader) -> int:
 def test_two_jobs_that_share_a_data_set_and_a_disk_of_its_size_both_hit(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
 ) -> None:
-    """Each of them told as ``stoker allocate`` says: the whole limit, whichever starts first.
+    """Each has the settings of ``stoker allocate``: the whole limit, in any order of starts.
 
     What is read is written aside, and two ranks may write the same object, so a few may be missing. With a part for
     each job, each would hit about half of the time.

@@ -1,4 +1,4 @@
-"""What breaks in the bucket reaches the loop at the batch it belongs to, and a repaired run goes on."""
+"""An error of the bucket is raised at its batch, and a repaired run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader writes a trace, and the trace says what the loader says."""
+"""A loader writes a trace, which agrees with the loader's statistics."""
 
 from __future__ import annotations
 

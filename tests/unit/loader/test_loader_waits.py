@@ -1,4 +1,4 @@
-"""A loader says what it waited for: the phases add up, and the one that was slow is told."""
+"""A loader attributes its waits: the phases add up, and the slow one is reported."""
 
 from __future__ import annotations
 

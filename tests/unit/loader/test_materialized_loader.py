@@ -76,7 +76,7 @@ def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def delete_data(url: str, epoch: int, *, lanes: int = 1, keep: Callable[[str], bool] = lambda key: False) -> int:
-    """Delete super-samples of an epoch as somebody would who should not; return how many."""
+    """Delete super-samples of an epoch, as by mistake; return their number."""
     deleted = []
 
     async def delete(store: Store) -> None:

@@ -206,7 +206,7 @@ def test_threads_start_with_the_first_batch_and_end_with_close_and_start_again(p
 
 
 def blocking() -> tuple[Callable[[Any], Any], threading.Event, threading.Event]:
-    """Return a function that returns its argument once it is let, and what says that it was entered and lets it."""
+    """Return a function that blocks and then returns its argument, with the events of its entry and its release."""
     entered, leave = threading.Event(), threading.Event()
 
     def stuck(value: Any) -> Any:

@@ -407,7 +407,7 @@ def test_a_loader_with_threads_gets_every_batch_as_it_would_without() -> None:
 
 
 def test_the_wait_is_that_of_the_papers_model_too() -> None:
-    """Table and figure of the paper compare waits: a miss costs one read, a hit nothing, on a clock that says so."""
+    """Table and figure of the paper compare waits: on a fake clock, a miss costs one read, and a hit nothing."""
     orders = shuffled(60, 2)
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""A stream data set in one process: what it yields, where it goes on, and what it refuses."""
+"""A stream data set in one process: its samples, its resumption, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the local servers let in: this machine by default, others only with a secret, nobody without bounds."""
+"""Access to the local servers: this machine by default, others only with a secret, all within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting garbage, and nothing that somebody still needs."""
+"""Collecting garbage, and nothing that is still needed."""
 
 from __future__ import annotations
 

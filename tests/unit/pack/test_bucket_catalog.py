@@ -1,4 +1,4 @@
-"""The catalog in the bucket: an instance that starts asks for what is new, and not for the whole history."""
+"""The catalog in the bucket: a new instance reads the new records, and not the whole history."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def contents_of(records: Iterable[PackRecord]) -> list[bytes]:
 
 
 def counts(store: WatchedStore) -> Counter[str]:
-    """Return how often each operation was asked for since the last time."""
+    """Return the number of calls of each operation since the last call."""
     found = Counter(call.partition(" ")[0] for call in store.calls)
     store.calls.clear()
     return found

@@ -1,4 +1,4 @@
-"""Overwriting a data set: the newest version has the new samples alone, and what reads an earlier one goes on."""
+"""Overwriting a data set: the newest version has only the new samples, and readers of earlier ones continue."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_after_a_death_at_any_operation_packing_again_gives_every_sample_exactly
             finished = any(call.startswith("put packs/") for call in dying.calls[lives:]) and (
                 b'"state":"committed"' in b"".join((await read_objects(store, f"packs/{_run_of(dying)}")).values())
             )
-            if finished:  # its very last write had its effect: nobody can tell it from one that ended
+            if finished:  # its last write had its effect: it is indistinguishable from a completed one
                 ended += 1
             else:
                 await pack(store, samples, mode=mode)

@@ -1,4 +1,4 @@
-"""Objects in memory and on disk, within a limit: who stays, who leaves, what a place takes over."""
+"""Objects in memory and on disk, within a limit: eviction, and recovery of a folder."""
 
 from __future__ import annotations
 

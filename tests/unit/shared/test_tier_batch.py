@@ -35,7 +35,7 @@ NAME = SECRET.object_name(object_of(1)[0])
 
 
 def parts_of(*asked: tuple[int, int, int]) -> tuple[list[tuple[ObjectRef, int, memoryview]], list[bytes]]:
-    """Return what is asked for, object, start and end, and the right bytes of each."""
+    """Return requested ranges (object, start and end), and the right bytes of each."""
     parts, right = [], []
     for number, start, end in asked:
         ref, data = object_of(number)

@@ -1,4 +1,4 @@
-"""A tier server, as a client that speaks HTTP meets it: its answers, what it refuses, and what it lets nobody do."""
+"""A tier server, as seen by an HTTP client: answers, errors, and forbidden operations."""
 
 from __future__ import annotations
 

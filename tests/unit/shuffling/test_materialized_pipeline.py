@@ -1,4 +1,4 @@
-"""Whatever there is of an epoch, and whenever it goes: each rank gets what its dealing says, in ``full``'s sequence."""
+"""Each rank gets its share in the order of ``full``, whichever parts of a materialized epoch exist or disappear."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def running() -> set[str]:
 
 
 class Hiding(Vanishing):
-    """Answers as buckets do to those who may not list them."""
+    """Answers like a bucket without the permission to list it."""
 
     answer = PermissionDeniedError("403")
 

@@ -303,7 +303,7 @@ def test_cancelling_leaves_nothing_that_the_next_one_cannot_use() -> None:
 
 
 class Meanwhile(WatchedStore):
-    """Lets somebody else do something before the second write of a record."""
+    """Runs another operation before the second write of a record."""
 
     def __init__(self, store: Store, act: Callable[[Store], Awaitable[object]]) -> None:
         super().__init__(store)

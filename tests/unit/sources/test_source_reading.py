@@ -13,7 +13,7 @@ from stoker.errors import TruncatedError
 
 
 class Jobs:
-    """Jobs that end when they are told to, and know how many run."""
+    """Jobs that end on demand, and count the running ones."""
 
     def __init__(self, count: int, size_bytes: int = 1) -> None:
         self.ends = [asyncio.Event() for _ in range(count)]

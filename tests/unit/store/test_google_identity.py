@@ -27,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 @asynccontextmanager
 async def google(handler: Handler) -> AsyncIterator[str]:
-    """A server that stands for Google's; whatever it is asked for goes to one handler."""
+    """A server in place of Google's; all requests go to one handler."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     async with served(app) as url:

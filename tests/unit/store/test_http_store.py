@@ -72,7 +72,7 @@ def refusal(status: str, code: str, message: str = "because", *headers: str) -> 
 
 @dataclass
 class Meeting:
-    """How a use of a store ended, and what its servers were asked: the function, and a bucket."""
+    """The result of a use of a store, and the requests to its servers: the function, and a bucket."""
 
     result: Any = None
     error: StokerError | None = None

@@ -1,4 +1,4 @@
-"""Who reads what is served: how that is chosen, proved and renewed, and what is said where it is not enough."""
+"""Authentication to a served data set: choice, use and renewal of credentials, and errors."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_where_there_are_no_aws_credentials_nothing_is_sent(dataset: str) -> Non
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A machine whose account has tokens token-1, token-2, and so on; the audiences that are asked for."""
+    """Run a machine whose account has tokens token-1, token-2, and so on; yields the requested audiences."""
     numbers = itertools.count(1)
     with machine_account(monkeypatch, lambda: f"token-{next(numbers)}") as asked:
         yield asked

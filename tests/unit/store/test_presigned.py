@@ -130,7 +130,7 @@ def key_file(key: rsa.RSAPrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def check_signature(url: str, key: rsa.RSAPrivateKey) -> dict[str, str]:
-    """Verify a V4 signature of Google's as its documentation says; return the query."""
+    """Verify a V4 signature of Google's as documented; return the query."""
     parts = urlsplit(url)
     signed, _, signature = parts.query.partition("&X-Goog-Signature=")
     query = dict(parse_qsl(signed, keep_blank_values=True))

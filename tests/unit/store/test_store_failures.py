@@ -1,4 +1,4 @@
-"""From a refusal to a typed error: the wait that a store asks for."""
+"""Conversion of an HTTP error to a typed error: the delay that a store requests."""
 
 from __future__ import annotations
 

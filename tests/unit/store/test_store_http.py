@@ -22,7 +22,7 @@ def head(*lines: str, status: str = "206 Partial Content") -> bytes:
 
 
 def serve(answer: bytes, use: Callable[[str], Awaitable[None]]) -> bytes:
-    """Run ``use(url)`` against a server that says ``answer`` and hangs up; return what it was asked."""
+    """Run ``use(url)`` against a server that sends ``answer`` and disconnects; return the requests."""
     asked: list[bytes] = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -192,7 +192,7 @@ def test_google_is_reached_through_the_proxy(authority: Authority, monkeypatch: 
             monkeypatch.setenv("HTTPS_PROXY", proxy.url)
 
             async def read(store: Store) -> None:
-                with pytest.raises(StoreError):  # it is S3 that answers there, which says no generation
+                with pytest.raises(StoreError):  # S3 answers there, which sends no generation
                     await read_range(store, "k", 2, 5)
                 with pytest.raises(StoreError, match="check that the endpoint speaks the GCS"):
                     await list_keys(store)

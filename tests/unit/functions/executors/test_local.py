@@ -38,7 +38,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 async def written(file: Path) -> int:
-    """Wait until a function has written who it is."""
+    """Wait until a function has written its process id."""
     while not (found := who(file)):  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.01)
     return found

@@ -1,4 +1,4 @@
-"""Whatever is asked: an answer of HTTP, and no object touched but those that the manifest speaks of."""
+"""Any request gets an HTTP response, and reads only objects of the manifest."""
 
 from __future__ import annotations
 

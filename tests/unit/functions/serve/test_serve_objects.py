@@ -183,7 +183,7 @@ def test_without_signed_urls_clients_are_asked_to_request_ranges(
 
 
 class Failing(WatchedStore):
-    """A bucket that fails in one way at whatever is asked of one kind of object."""
+    """A bucket with one kind of failure for all requests for one kind of object."""
 
     error: StokerError = StoreError("")
     beginning = ""

@@ -1,4 +1,4 @@
-"""The platforms' words for requests and responses, and headers that nobody can put more into."""
+"""The platforms' forms of requests and responses, and protection against header injection."""
 
 from __future__ import annotations
 

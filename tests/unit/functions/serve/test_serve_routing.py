@@ -1,4 +1,4 @@
-"""What a request asks for: one spelling of everything, and nothing of the caller's in a key."""
+"""Parsing of requests: one spelling of everything, and no part of a key from the caller."""
 
 from __future__ import annotations
 

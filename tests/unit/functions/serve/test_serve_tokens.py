@@ -1,4 +1,4 @@
-"""Who is let in with a token of ours, and what the others are told."""
+"""Authentication with tokens: accepted requests, and errors of the others."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from stoker_local.functions._statistics import CloudRecorder
 
 
 class Idler:
-    """An instance that lives until it is told to end, and takes a second for that."""
+    """An instance that runs until it is ended, which takes a second."""
 
     def __init__(self, name: str) -> None:
         self.name = name

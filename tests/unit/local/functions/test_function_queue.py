@@ -44,7 +44,7 @@ def test_a_message_that_is_not_deleted_comes_back_when_its_visibility_ends() -> 
         assert loop.time() == pytest.approx(30.0)
         assert (second.message_id, second.receive_count) == (first.message_id, 2)
         assert second.receipt != first.receipt
-        q.delete(first.receipt)  # too late: it belongs to who has it now
+        q.delete(first.receipt)  # too late: it belongs to its new receiver
         assert len(q) == 1
         q.delete(second.receipt)
         await q.wait_until_empty()

@@ -18,7 +18,7 @@ EVENT = Invocation(request_id="id", payload=b'{"a": 1}', client_context='{"custo
 
 @dataclass
 class Runtime:
-    """A runtime client that does what a test tells it to."""
+    """A scripted runtime client."""
 
     api: RuntimeApi
     session: aiohttp.ClientSession
