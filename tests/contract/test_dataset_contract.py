@@ -10,7 +10,7 @@ from support.stores import Place
 SAMPLES = 200
 
 
-def test_samples_asked_for_by_number_are_those_packed_on_every_store(place: Place) -> None:
+def test_samples_requested_by_number_are_those_packed_on_every_store(place: Place) -> None:
     pack_at(place, SAMPLES)
     with stoker.open(place.url, options=place.options, memory="1MB", fetch=FetchConfig(hedge=False)) as dataset:
         for indices in ([7], [199, 3, 3, 50, -1], range(0, SAMPLES, 9), range(SAMPLES)):

@@ -26,7 +26,7 @@ def options(local_bucket: LocalBucket) -> stoker.S3Options:
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_a_loader_goes_on_where_a_state_was_taken(options: stoker.S3Options, name: str) -> None:
+def test_a_loader_continues_where_a_state_was_taken(options: stoker.S3Options, name: str) -> None:
     settings, _, _ = LOADED[name]
     with Loader(URL, options=options, **COMMON, **settings) as loader:
         loader.load_state_dict(STATES[name]["state"])
@@ -43,7 +43,7 @@ def test_a_loader_takes_the_same_state_today(options: stoker.S3Options, name: st
         assert json.dumps(loader.state_dict()) == json.dumps(STATES[name]["state"])
 
 
-def test_two_ranks_go_on_where_one_was(options: stoker.S3Options) -> None:
+def test_two_ranks_continue_where_one_was(options: stoker.S3Options) -> None:
     found: list[int] = []
     for rank in range(2):
         with Loader(URL, options=options, rank=rank, world_size=2, shuffle="window", **COMMON) as loader:
@@ -65,7 +65,7 @@ def test_the_states_of_workers_are_merged_and_read_by_one_process(options: stoke
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # newer Pythons' of every fork
-def test_workers_go_on_where_their_states_were_taken(options: stoker.S3Options) -> None:
+def test_workers_continue_where_their_states_were_taken(options: stoker.S3Options) -> None:
     loader = stream_loader(URL, options)
     loader.load_state_dict(STREAMS["state"])
     assert numbers_of(loader) == STREAMS["rest"]

@@ -102,7 +102,7 @@ def test_an_executor_calls_nothing_before_it_is_entered_or_after_it_is_left(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_executor_goes_by_the_name_that_it_was_asked_for(place: str, request: pytest.FixtureRequest) -> None:
+def test_an_executor_has_the_requested_name(place: str, request: pytest.FixtureRequest) -> None:
     async def name() -> str:
         async with PLACES[place](request) as executor:
             return executor.name

@@ -271,7 +271,7 @@ def test_what_a_bucket_says_writes_nothing_to_the_terminal(scheme: str) -> None:
     assert "all is well" in str(error)
 
 
-def test_a_google_listing_of_what_was_not_asked_for_is_found_out() -> None:
+def test_an_unrequested_google_listing_is_detected() -> None:
     listed = b'{"items": [{"name": "\\ud800", "size": "1", "generation": "1"}]}'
     error, _ = meet("gs", lambda _: reply("200 OK", body=listed), USES["list"])
     assert isinstance(error, StoreError)

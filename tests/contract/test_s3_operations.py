@@ -219,7 +219,7 @@ def _fill(client: Any, bucket: str, *keys: str) -> None:
 
 
 @unlike_moto("does not repeat the marker")
-def test_a_listing_of_version_1_goes_on_after_the_last_key(client: Any, bucket: str) -> None:
+def test_a_listing_of_version_1_continues_after_the_last_key(client: Any, bucket: str) -> None:
     _fill(client, bucket, "a", "b+ ü", "c", "d")
     first = client.list_objects(Bucket=bucket, MaxKeys=2)
     assert [entry["Key"] for entry in first["Contents"]] == ["a", "b+ ü"]
@@ -233,7 +233,7 @@ def test_a_listing_of_version_1_goes_on_after_the_last_key(client: Any, bucket: 
 
 
 @unlike_moto("lists keys before common prefixes, and a common prefix again after it")
-def test_a_listing_of_version_1_folds_and_goes_on_at_its_next_marker(client: Any, bucket: str) -> None:
+def test_a_listing_of_version_1_folds_and_continues_at_its_next_marker(client: Any, bucket: str) -> None:
     _fill(client, bucket, "a/1", "a/2", "b", "c/1", "c/2/3", "d")
     found: list[str] = []
     listing = client.list_objects(Bucket=bucket, Delimiter="/", MaxKeys=1)

@@ -113,7 +113,7 @@ def test_a_copy_source_that_is_not_signed_is_refused(served: LocalBucket) -> Non
 
 
 @pytest.mark.parametrize("value", ["a%0d%0aSet-Cookie:b", "%C3%BC", "a%00"])
-def test_a_header_that_a_read_asks_for_cannot_end_the_head(served: LocalBucket, value: str) -> None:
+def test_a_header_that_a_read_requests_cannot_end_the_head(served: LocalBucket, value: str) -> None:
     answer = exchange(
         served, f"GET /public/k?response-content-type={value} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()
     )

@@ -28,7 +28,7 @@ def pack(folder: Path, samples: int) -> None:
             packer.write({"image": out.getvalue(), "label": number % 10})
 
 
-def test_the_program_that_trains_on_images_runs_and_goes_on(
+def test_the_program_that_trains_on_images_runs_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack(tmp_path / "train", 20)

@@ -78,7 +78,7 @@ if __name__ == "__main__":
     assert quiet(body, url, tmp_path) == "7 True True\n7 True True\nTrue\n[]\n"
 
 
-def test_a_data_loader_asks_for_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
+def test_a_data_loader_requests_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
     body = """
 from stoker import FetchConfig
 from torch.utils.data import DataLoader

@@ -404,7 +404,7 @@ def nodes_of(template: Template) -> list[dict[str, Any]]:
     return [function_of(template, WarmConfig().node_name(number)) for number in range(NODES)]
 
 
-def test_there_are_as_many_nodes_as_are_asked_for_under_the_names_by_which_the_proxy_calls_them(
+def test_the_requested_number_of_nodes_has_the_names_that_the_proxy_calls(
     template: Template, warm: Template, open_warm: Template
 ) -> None:
     def nodes(of: Template) -> set[str]:

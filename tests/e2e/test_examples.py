@@ -54,7 +54,7 @@ for each in steps:
         ("lightning", ("100", "240"), [r"accuracy\D+0.(\d\d)"] * 2 + ["Restored all states"]),
     ],
 )
-def test_a_framework_trains_and_run_again_goes_on(
+def test_a_framework_trains_and_run_again_continues(
     tmp_path: Path, name: str, steps: tuple[str, str], printed: list[str]
 ) -> None:
     script = EXAMPLES / f"train_{name}.py"

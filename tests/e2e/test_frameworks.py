@@ -80,7 +80,9 @@ def test_a_share_that_accelerate_does_not_deal_is_as_without_it(accelerate: list
         assert filled([report[f"{case}, not prepared"][epoch] for report in accelerate]) == 1
 
 
-def test_a_stateful_dataloader_goes_on_with_exactly_the_rest_where_accelerate_shards(accelerate: list[Report]) -> None:
+def test_a_stateful_dataloader_continues_with_exactly_the_rest_where_accelerate_shards(
+    accelerate: list[Report],
+) -> None:
     for report in accelerate:
         whole, rest = report["sharded, stateful"]
         assert rest == whole[3:] != []
@@ -113,7 +115,7 @@ def test_trainer_trains_on_every_sample(trainer: list[Report], case: str, most: 
 
 
 @pytest.mark.parametrize("case", ["loader", "dispatched", "sharded"])
-def test_trainer_goes_on_from_a_checkpoint_with_exactly_the_rest(trainer: list[Report], case: str) -> None:
+def test_trainer_continues_from_a_checkpoint_with_exactly_the_rest(trainer: list[Report], case: str) -> None:
     for report in trainer:
         assert report[f"{case}, resumed"] == report[case][CHECKPOINT_STEP:]
 
@@ -152,7 +154,7 @@ def test_lightning_validates_on_every_sample_once(lightning: list[Report], run: 
     assert tested[0] == (tested[1] if run == "whole" else [])
 
 
-def test_lightning_goes_on_from_a_checkpoint_with_exactly_the_rest(lightning: list[Report]) -> None:
+def test_lightning_continues_from_a_checkpoint_with_exactly_the_rest(lightning: list[Report]) -> None:
     for report in lightning:
         assert report["resumed"] == [[], report["whole"][1][CHECKPOINT_STEP - STEPS :]]
 

@@ -67,13 +67,13 @@ def test_what_is_shown_of_a_framework_stands_in_its_example(section: str, exampl
         assert any(indent(dense(block), " " * depth) in program for depth in (0, 4, 8)), block
 
 
-def test_the_loop_of_plain_torch_trains_on_every_sample_and_goes_on(tmp_path: Path) -> None:
+def test_the_loop_of_plain_torch_trains_on_every_sample_and_continues(tmp_path: Path) -> None:
     (block,) = blocks("torch.distributed, torchrun")
     check = f"\nassert sorted(seen) == sorted([*range({SAMPLES})] * epochs)\nepochs = 3\n{block}\n"
     run(tmp_path, f"{block}{check}assert len(seen) == 3 * {SAMPLES}\n")
 
 
-def test_the_stateful_loop_goes_on_as_it_is_and_with_other_workers(tmp_path: Path) -> None:
+def test_the_stateful_loop_continues_as_it_is_and_with_other_workers(tmp_path: Path) -> None:
     first, other = blocks("StatefulDataLoader")
     stopped = "try:\n" + indent(first, "    ") + "except Stop:\n    pass\n"
     program = f"stop = 3 * 64\n{stopped}del loader\nkept, stop = seen[:128], None\n"  # the third was not saved

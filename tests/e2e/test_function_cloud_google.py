@@ -98,7 +98,7 @@ def test_instances_are_added_up_to_the_limit_then_calls_are_throttled() -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_is_asked_for_where_there_is_one_and_errors_pass_through() -> None:
+def test_a_token_is_requested_where_there_is_one_and_errors_pass_through() -> None:
     async def scenario() -> None:
         async with cloud_of(google=(google("error", token="sesame"),)) as cloud:
             url = cloud.google_urls["error"]

@@ -39,7 +39,7 @@ ERRORS = [
 ]
 
 
-def test_an_error_of_any_form_is_one_that_can_be_read_and_the_cloud_goes_on() -> None:
+def test_an_error_of_any_form_is_one_that_can_be_read_and_the_cloud_continues() -> None:
     async def scenario() -> None:
         async with cloud_of(function("speak")) as cloud:
             for body in ERRORS:

@@ -116,7 +116,7 @@ print(seen == list(range(len(seen))), position - len(seen) in (0, 20), 0 < len(s
     assert quiet(body, url, tmp_path) == "interrupted\n['MainThread']\nTrue True True\n"
 
 
-def test_sigterm_in_a_loop_hands_over_a_state_that_goes_on_exactly(url: str, tmp_path: Path) -> None:
+def test_sigterm_in_a_loop_hands_over_a_state_that_continues_exactly(url: str, tmp_path: Path) -> None:
     body = """
 seen = []
 def save(state):

@@ -28,7 +28,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder), str(bare)
 
 
-def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_one_that_goes_on(
+def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_one_that_continues(
     urls: tuple[str, str], tmp_path: Path
 ) -> None:
     settings = {"shuffle": "materialized", "batch_size": BATCH_SIZE, "epochs": 1, "steps": STEPS}

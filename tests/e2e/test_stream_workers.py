@@ -246,7 +246,7 @@ def test_iterations_in_this_process_and_in_workers_follow_one_another(url: str) 
     ("workers", "batch_size", "steps"),
     [(0, None, 4), (0, 16, 20), (1, None, 1), (1, 16, 25), (3, None, 0), (3, None, 25), (3, 16, 4)],
 )
-def test_a_stateful_dataloader_resumes_exactly_and_goes_on_to_the_next_epoch(
+def test_a_stateful_dataloader_resumes_exactly_and_continues_to_the_next_epoch(
     url: str, workers: int, batch_size: int | None, steps: int
 ) -> None:
     outer = None if batch_size else 16

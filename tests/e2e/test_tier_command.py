@@ -139,7 +139,7 @@ def test_a_tier_that_is_not_there_hurts_nothing(dataset: Path) -> None:
     assert found.tier_states == {"shared": "open"}
 
 
-def test_another_tenant_s_training_goes_on_without_the_tier_and_says_why(
+def test_another_tenant_s_training_continues_without_the_tier_and_says_why(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served() as (_, url):

@@ -71,7 +71,7 @@ def task(url: str, tmp_path: Path) -> TallyTask:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_killed_at_random_moments_go_on_from_the_checkpoint_on_another_world_size(
+def test_ranks_killed_at_random_moments_continue_from_the_checkpoint_on_another_world_size(
     task: TallyTask, seed: int
 ) -> None:
     random = Random(seed)

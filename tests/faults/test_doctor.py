@@ -96,7 +96,7 @@ def test_a_bucket_that_may_not_be_read_is_a_problem_and_names_the_rights(monkeyp
     assert "s3:GetObject" in problem.advice
 
 
-def test_who_may_only_read_is_fine_unless_writing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_access_is_fine_unless_writing_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
         running.service.keys[KEYS.access_key] = replace(KEYS, read_only=True)
@@ -104,7 +104,7 @@ def test_who_may_only_read_is_fine_unless_writing_is_asked_for(monkeypatch: pyte
         assert levels(found(write=True)) == {"write": "problem"}
 
 
-def test_who_may_not_list_can_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_needs_no_permission_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
         perform = running.service.perform

@@ -60,7 +60,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("transport", ["direct", "aiohttp"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_bucket_that_cannot_be_asked_for_leaves_a_missing_manifest_a_missing_object(
+def test_a_bucket_that_cannot_be_requested_leaves_a_missing_manifest_a_missing_object(
     answer: bytes | None, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gcs, "_BUCKET_CHECK_SECONDS", 0.05)

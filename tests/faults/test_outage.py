@@ -161,7 +161,7 @@ def test_an_outage_that_is_over_when_the_loop_comes_back_fails_nothing(
     assert training.ring.statistics().free == 64
 
 
-def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_goes_on() -> None:
+def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_continues() -> None:
     training = Pausing(StoreProfile(outages=[(0.1, 69.1)]), {1: 70.0})
     run_virtual(training.run())
     assert training.failed == []

@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-def test_samples_asked_for_are_samples_packed(case: Case) -> None:
+def test_requested_samples_are_the_packed_ones(case: Case) -> None:
     samples = samples_of(case.schema, sum(case.counts), case.seed)
     manifest, objects = packed_objects(case.schema, samples, case.counts)
     memory_bytes = AMPLE_BYTES

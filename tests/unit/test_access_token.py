@@ -178,7 +178,7 @@ def test_a_grant_of_nothing_or_for_ever_is_refused(datasets: tuple[str, ...], st
         Grant(datasets=datasets, not_before_seconds=start, expires_seconds=end)
 
 
-def test_the_end_of_a_token_is_read_by_who_cannot_check_it() -> None:
+def test_the_expiry_of_a_token_can_be_read_without_the_key() -> None:
     grant = Grant(datasets=("train",), not_before_seconds=0, expires_seconds=86400)
     token = TokenKeys({"k": b"s" * 32}).sign(grant)
     assert parse_expiry(token) == datetime(1970, 1, 2, tzinfo=UTC)

@@ -176,7 +176,7 @@ def test_results_survive_a_file_that_was_cut_short(tmp_path: Path) -> None:
     assert results.settings == {"machine": {}}
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was_if_it_is_the_same(tmp_path: Path) -> None:
+def test_an_interrupted_comparison_continues_where_it_was_if_it_is_the_same(tmp_path: Path) -> None:
     path, selection = tmp_path / "results.jsonl", Selection(workloads=("images",), profiles=("none",), rounds=2)
     cells = list(selection.cells())
 

@@ -49,7 +49,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_figure_that_is_asked_for_is_enough_and_not_a_byte_too_much(case: dict[str, Any]) -> None:
+def test_the_minimum_in_the_error_is_exact_to_the_byte(case: dict[str, Any]) -> None:
     figure = figure_of(lambda memory_bytes: plan(memory_bytes, **case))
     fits = plan(figure, **case)
     assert fits.size_bytes == figure

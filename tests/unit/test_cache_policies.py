@@ -105,13 +105,13 @@ def test_a_negative_capacity_is_refused() -> None:
         CacheEntries(Fifo[int](), -1)
 
 
-def test_fifo_evicts_who_came_first_however_often_it_is_used() -> None:
+def test_fifo_evicts_the_first_entry_regardless_of_use() -> None:
     residents = CacheEntries(Fifo[str](), 2)
     residents.offer("a"), residents.offer("b"), residents.look_up("a")
     assert residents.offer("c") == ["a"]
 
 
-def test_lru_evicts_who_was_not_used_for_longest() -> None:
+def test_lru_evicts_the_least_recently_used_entry() -> None:
     residents = CacheEntries(Lru[str](), 2)
     residents.offer("a"), residents.offer("b"), residents.look_up("a")
     assert residents.offer("c") == ["b"]
@@ -148,7 +148,7 @@ def test_next_use_evicts_the_farthest() -> None:
     assert residents.offer("c") == ["a"]
 
 
-def test_next_use_asks_again_of_who_was_not_used_when_its_time_came() -> None:
+def test_next_use_updates_an_entry_whose_use_did_not_happen() -> None:
     times = {"a": 1, "b": 50, "c": 20}
     present = 0
     residents = CacheEntries(NextUse[str](times.__getitem__, lambda: present), 2)

@@ -76,7 +76,7 @@ def test_a_sample_is_what_was_packed_by_its_number_from_either_end(url: str) -> 
         np.array([], np.int64),
     ],
 )
-def test_many_samples_come_in_the_order_asked_for(url: str, indices: Any) -> None:
+def test_many_samples_come_in_the_order_requested(url: str, indices: Any) -> None:
     with stoker.open(url) as dataset:
         found = dataset.samples(indices)
         assert len(found) == len(indices)

@@ -55,7 +55,7 @@ def test_what_is_written_meanwhile_is_not_lost() -> None:
     assert all(memory[begin : begin + MIB] == bytes([1 + begin // MIB]) * MIB for begin in range(0, 32 * MIB, MIB))
 
 
-def test_one_that_was_interrupted_goes_on_behind_the_pieces_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_interrupted_continues_behind_the_pieces_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
     sizes: list[int] = []
 

@@ -47,7 +47,7 @@ def assert_same(columns: Columns, schema: Schema, wanted: Sequence[dict[str, Any
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # random bits are also signalling NaNs
 @pytest.mark.parametrize("gap_bytes", [0, 1, 3, 7])
 @pytest.mark.parametrize("schema", [EVERY_KIND, every_dtype()], ids=["every kind", "every dtype"])
-def test_rows_of_any_super_samples_come_in_the_order_asked_for(schema: Schema, gap_bytes: int) -> None:
+def test_rows_of_any_super_samples_come_in_the_order_requested(schema: Schema, gap_bytes: int) -> None:
     counts = [5, 1, 9]
     samples = [samples_of(schema, count, seed) for seed, count in enumerate(counts)]
     bodies = [built(schema, part)[0] for part in samples]

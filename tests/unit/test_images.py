@@ -121,7 +121,7 @@ def test_both_jpeg_libraries_give_the_same_pixels(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_simplejpeg
-def test_simplejpeg_is_asked_for_no_more_pixels_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simplejpeg_decodes_no_more_pixels_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     original = simplejpeg.decode_jpeg
 

@@ -124,7 +124,7 @@ def test_from_any_progress_of_the_lanes_any_crew_delivers_the_rest_once(case: Ca
 
 @given(cases(), st.data())
 @settings(max_examples=400)
-def test_a_worker_goes_on_exactly_from_what_it_says_of_its_own_lanes(case: Case, data: st.DataObject) -> None:
+def test_a_worker_continues_exactly_from_what_it_says_of_its_own_lanes(case: Case, data: st.DataObject) -> None:
     rank, worker = data.draw(st.integers(0, case.ranks - 1)), data.draw(st.integers(0, case.workers - 1))
     share = case.share(rank, worker, chunks=True)
     turns = share.delivery_order(0, share.count)

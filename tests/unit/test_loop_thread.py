@@ -149,7 +149,7 @@ def test_a_forgotten_one_ends_its_thread() -> None:
     assert stoker_threads() == []
 
 
-def test_after_a_fork_both_sides_go_on() -> None:
+def test_after_a_fork_both_sides_continue() -> None:
     loop_thread = LoopThread("stoker-test")
     loop_thread.run(thread_name())
     child = os.fork()

@@ -163,7 +163,7 @@ def test_every_operation_counts_its_failures() -> None:
 @pytest.mark.parametrize(
     ("keys", "taken", "pages"), [(0, 0, 1), (1, 1, 1), (999, 999, 1), (2001, 2001, 3), (2001, 5, 1)]
 )
-def test_a_listing_costs_a_request_a_page_that_was_asked_for(keys: int, taken: int, pages: int) -> None:
+def test_a_listing_costs_a_request_a_page_that_was_requested(keys: int, taken: int, pages: int) -> None:
     async def scenario() -> int:
         store = await filled(str(uuid.uuid4()), keys)
         if not keys:

@@ -131,7 +131,7 @@ PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
     [(PACKAGES, True), ([*PACKAGES, *(ROOT / name for name in ("tests", "tools", "benchmarks", "examples"))], False)],
     ids=["users", "developers"],
 )
-def test_what_is_imported_is_asked_for(folders: list[Path], of_users: bool) -> None:
+def test_every_imported_package_is_a_requirement(folders: list[Path], of_users: bool) -> None:
     ours = (
         {package.name for package in PACKAGES}
         | {"benchmarks", "tools"}
@@ -155,7 +155,7 @@ def test_constraints_are_plain_pins_with_no_local_version_path_or_repetition() -
     assert "stoker" not in pins()
 
 
-def test_the_extra_all_asks_for_every_other_extra() -> None:
+def test_the_extra_all_includes_every_other_extra() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     (everything,) = map(Requirement, extras["all"])
     assert everything.extras == set(extras) - {"all"}

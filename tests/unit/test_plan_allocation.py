@@ -65,19 +65,19 @@ def test_where_bandwidth_does_not_suffice_greedy_gives_it_to_those_that_train_mo
     assert rates(divided("greedy", 150, 1.5, LARGE, SLOW, FAST)) == pytest.approx([0.5, 2.0, 10.0])
 
 
-def test_greedy_takes_cache_from_those_who_stand_anyway() -> None:
+def test_greedy_takes_cache_from_stalled_jobs() -> None:
     """By efficiency alone the first gets all of the cache, and trains no faster for it; the second needs half of it."""
     first, second = job("first", 200, 100.0), job("second", 50, 20.0)
     found = divided("greedy", 100, 0.0, first, second)
     assert rates(found) == [0.0, 20.0]
 
 
-def test_max_min_lets_all_who_need_the_bucket_train_at_the_same_part_of_their_rate() -> None:
+def test_max_min_gives_jobs_that_need_the_bucket_the_same_fraction_of_their_rate() -> None:
     found = divided("max-min", 150, 10.5, LARGE, SLOW, FAST)
     assert rates(found) == pytest.approx([10.0, 1.0, 10.0])
 
 
-def test_max_min_leaves_the_cache_with_those_who_save_most_even_if_less_is_trained_in_all() -> None:
+def test_max_min_leaves_the_cache_to_the_largest_savings_even_at_a_lower_total() -> None:
     first, second = job("first", 200, 100.0), job("second", 50, 20.0)
     found = divided("max-min", 100, 7.0, first, second)
     assert rates(found) == pytest.approx([10.0, 2.0])

@@ -62,7 +62,7 @@ def test_jobs_share_the_way_to_the_bucket() -> None:
     assert ends(submitted(FAST), submitted(other), policy="no-cache") == pytest.approx({"fast": 120.0, "other": 120.0})
 
 
-def test_who_finds_the_cache_of_another_job_warm_begins_with_it() -> None:
+def test_a_job_begins_with_the_warm_cache_of_another() -> None:
     one, two = job("one", 100, 10.0, "same"), job("two", 100, 10.0, "same")
     found = ends(submitted(one), submitted(two, epochs=1, seconds=25.0))
     assert found == pytest.approx({"one": 40.0, "two": 35.0})

@@ -81,7 +81,7 @@ def test_two_readers_take_the_head_from_each_other_and_of_many_one_is_near() -> 
     assert many < 0.9 * one
 
 
-def test_who_gives_up_waiting_leaves_the_disk_to_the_others() -> None:
+def test_a_cancelled_wait_leaves_the_disk_to_the_others() -> None:
     async def main() -> float:
         disk = still_disk()
         first = asyncio.create_task(disk.read_file(0.5, 1_000_000))
@@ -95,7 +95,7 @@ def test_who_gives_up_waiting_leaves_the_disk_to_the_others() -> None:
     assert run_virtual(main()) == pytest.approx(2.0)
 
 
-def test_who_is_cancelled_as_his_turn_comes_passes_it_on() -> None:
+def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     async def main() -> float:
         disk = still_disk()
 

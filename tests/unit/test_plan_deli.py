@@ -47,7 +47,7 @@ def test_without_a_cache_every_sample_is_read_from_the_bucket() -> None:
         assert epoch.seconds == pytest.approx(1000 * 0.05 + 10.0)
 
 
-def test_a_fetch_is_asked_for_when_the_queue_is_empty_and_never_crosses_an_epoch() -> None:
+def test_a_fetch_is_requested_when_the_queue_is_empty_and_never_crosses_an_epoch() -> None:
     first, second = simulate_samples(WORKLOAD, replace(SETTING, fetch_size=300))
     assert first.fetches == second.fetches == 4
 

@@ -112,7 +112,7 @@ def test_jobs_of_different_speed_that_share_a_data_set_both_have_all_of_its_cach
     assert len(kept) == 125
 
 
-def test_who_reads_everything_in_each_epoch_is_as_fast_by_next_use_as_by_uniform() -> None:
+def test_full_reads_are_as_fast_with_next_use_as_with_uniform() -> None:
     """An epoch's misses are spread over it, and do not come at its end, when no bandwidth would be enough."""
     uniform, next_use = (
         error(share(0.75, KNEE), replace(AROUND, policy=policy, memory_bytes=256 << 20))

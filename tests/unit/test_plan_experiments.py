@@ -83,7 +83,7 @@ def test_documented_claims_about_caches_hold() -> None:
     assert all(row["miss rate of the loop"] == 0.0 for row in rows), "nothing is missed after the first epoch"
 
 
-def test_our_schedules_wait_less_by_what_is_asked_for() -> None:
+def test_our_schedules_wait_less_by_the_required_factor() -> None:
     (table,) = outcome("ours").tables
     rows = {(row[0], row[1], row[2]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
     for workload in ("mnist", "cifar10"):

@@ -34,7 +34,7 @@ def read(bucket: BucketView, key: str = "a") -> object:
     return bucket.get_range(key, 0, SIZES[key], into=memoryview(bytearray(0)))
 
 
-def test_who_is_alone_is_served_at_its_own_rate_and_who_is_not_shares() -> None:
+def test_a_single_transfer_has_its_own_rate_and_others_share() -> None:
     async def main() -> tuple[float, float]:
         alone, shared = (SharedLink(connection_bytes_per_second=10.0, total_bytes_per_second=30.0) for _ in range(2))
         return await timed(alone.serve(100.0)), await timed(*(shared.serve(100.0) for _ in range(6)))
@@ -42,7 +42,7 @@ def test_who_is_alone_is_served_at_its_own_rate_and_who_is_not_shares() -> None:
     assert run_virtual(main()) == pytest.approx((10.0, 20.0))
 
 
-def test_who_comes_later_slows_those_that_are_there_and_who_leaves_frees_them() -> None:
+def test_new_transfers_slow_the_others_and_ended_ones_speed_them_up() -> None:
     async def main() -> list[float]:
         shared, loop, ends = ProcessorSharing(lambda number: 1.0 / number), asyncio.get_running_loop(), []
 

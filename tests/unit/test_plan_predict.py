@@ -383,7 +383,7 @@ def test_a_step_of_more_than_a_day_is_refused() -> None:
         workload(rate=0.001)
 
 
-def test_full_is_refused_and_says_who_plans_it() -> None:
+def test_full_is_refused_with_the_command_that_plans_it() -> None:
     given = workload()
     with pytest.raises(ConfigError, match=r"shuffle 'full' is not planned.*max_dollars_per_epoch"):
         replace(given, feed=replace(given.feed, order=OrderConfig(shuffle="full")))

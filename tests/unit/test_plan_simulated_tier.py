@@ -59,7 +59,7 @@ def test_reads_share_the_device() -> None:
     assert seconds == pytest.approx(3.0)
 
 
-def test_the_policy_decides_who_stays_and_a_read_counts_as_a_use() -> None:
+def test_the_policy_decides_evictions_and_a_read_counts_as_a_use() -> None:
     cache, other = tier(), replace(SMALL, key="other")
     for ref in (SMALL, other):
         cache.offer(ref, NOTHING)

@@ -37,7 +37,7 @@ def test_the_generators_begin_at_words_of_their_own(seed: int, epoch: int, sampl
     assert of_sample.torch_generator().initial_seed() % 2**64 == torchs[0]
 
 
-def test_a_generator_is_made_once_and_goes_on() -> None:
+def test_a_generator_is_made_once_and_continues() -> None:
     one, other = context(), context()
     drawn = [one.generator().random(), one.generator().random()]
     assert drawn == other.generator().random(2).tolist()

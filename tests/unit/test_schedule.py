@@ -15,7 +15,7 @@ def test_continuous_always_admits_while_there_are_items() -> None:
     assert Continuous().admit(progress(next_item_step=None)) == 0
 
 
-def test_fetch_size_asks_for_a_whole_fetch_when_the_threshold_is_reached() -> None:
+def test_fetch_size_requests_a_whole_fetch_when_the_threshold_is_reached() -> None:
     schedule = FetchSize(fetch_size=4, threshold=2)
     unused = {left: schedule.admit(progress(issued=10, consumed=10 - left)) for left in range(6)}
     assert unused == {0: 4, 1: 4, 2: 4, 3: 0, 4: 0, 5: 0}

@@ -179,7 +179,7 @@ def test_a_large_manifest_is_read_in_parallel_ranges(monkeypatch: pytest.MonkeyP
     run_virtual(main())
 
 
-def test_a_small_manifest_that_is_late_is_asked_for_twice_more_and_the_first_answer_counts() -> None:
+def test_a_small_manifest_that_is_late_is_requested_twice_more_and_the_first_answer_counts() -> None:
     async def main() -> None:
         store = _SlowWholeReads(await two_versions())
         reader = RetryingReader(store)
@@ -221,7 +221,7 @@ def test_waits_grow_up_to_the_longest_and_then_the_error_is_raised() -> None:
     run_virtual(main())
 
 
-def test_a_store_that_asks_for_more_time_gets_it() -> None:
+def test_a_store_that_requests_more_time_gets_it() -> None:
     async def main() -> None:
         store = _Failing(fresh_store(), retry_after_seconds=25.0)
         with pytest.raises(ServerError):
@@ -231,7 +231,7 @@ def test_a_store_that_asks_for_more_time_gets_it() -> None:
     run_virtual(main())
 
 
-def test_a_listing_that_breaks_goes_on_behind_the_last_key() -> None:
+def test_a_listing_that_breaks_continues_behind_the_last_key() -> None:
     class Breaking(WatchedStore):
         breaks = 5
 

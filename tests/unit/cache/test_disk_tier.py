@@ -312,7 +312,7 @@ class _Disk:
         self.f_blocks, self.f_frsize, self.f_bavail = 1 << 20, 1, free_bytes
 
 
-def test_a_reserve_of_the_disk_is_left_free_and_admission_goes_on_when_there_is_room(
+def test_a_reserve_of_the_disk_is_left_free_and_admission_continues_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -384,7 +384,7 @@ def test_the_next_start_trims_to_a_smaller_limit_and_keeps_what_is_needed_soones
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 2), (2, 4)])
-def test_another_number_of_owners_goes_on_with_what_is_there(tmp_path: Path, before: int, after: int) -> None:
+def test_another_number_of_owners_continues_with_what_is_there(tmp_path: Path, before: int, after: int) -> None:
     async def check() -> None:
         tiers = [await opened(tmp_path, 8 // before, owners=before, preferred=each) for each in range(before)]
         for each, tier in enumerate(tiers):
@@ -481,7 +481,7 @@ def test_a_damaged_file_of_another_owner_is_a_miss_and_stays_for_its_owner(tmp_p
     running(check)
 
 
-def test_who_finds_all_parts_taken_only_reads_until_one_is_free(tmp_path: Path) -> None:
+def test_without_a_free_part_there_are_only_reads_until_one_is_free(tmp_path: Path) -> None:
     async def check() -> None:
         first, second = await opened(tmp_path), await opened(tmp_path)
         await offer(first, 1)

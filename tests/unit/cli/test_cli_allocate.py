@@ -104,7 +104,7 @@ def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsy
     )
 
 
-def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_without_a_share_under_greedy_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, CLUSTER + SLOW + FAST)
     assert cli.main(["allocate", str(path), "--cache", "1GB", "--bandwidth", "1MB"]) == 0
     assert "nothing is left for slow; with --policy max-min all jobs train" in capsys.readouterr().out

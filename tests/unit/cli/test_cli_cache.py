@@ -69,7 +69,7 @@ def test_what_fits_into_the_limit_is_what_the_order_needs_first(data: str, tmp_p
     assert begun == 1
 
 
-def test_a_run_that_was_interrupted_goes_on_and_damaged_files_are_read_again(
+def test_a_run_that_was_interrupted_continues_and_damaged_files_are_read_again(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, cache = tmp_path / "cache", f"disk:{tmp_path / 'cache'}?limit=10MB"

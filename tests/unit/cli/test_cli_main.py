@@ -102,7 +102,7 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert set(ast.literal_eval(done.stderr)) <= {"stoker.cli.flags", "stoker_sim._commands", "stoker_warm._commands"}
 
 
-def test_an_interrupt_is_130_and_says_how_to_go_on(
+def test_an_interrupt_is_130_and_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contribute(monkeypatch, extra="extra_commands:command")

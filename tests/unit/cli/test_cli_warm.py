@@ -397,7 +397,7 @@ def test_an_unreachable_proxy_is_reported(
     assert told.count("\n") == 1
 
 
-def test_who_shares_a_proxy_needs_the_tenant_s_secret(
+def test_sharing_a_proxy_needs_the_tenant_s_secret(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(TENANT, raising=False)

@@ -44,7 +44,7 @@ def test_view_prints_the_worst_waits_with_object_and_phase(trace: Path, capsys: 
     assert "1 failed or were overtaken by a hedge" in out
 
 
-def test_view_prints_as_many_as_it_is_asked_for(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_view_prints_the_requested_number(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "view", str(trace), "--worst", "1"]) == 0
     out = capsys.readouterr().out
     assert len([line for line in out.splitlines() if "data/" in line]) == 1

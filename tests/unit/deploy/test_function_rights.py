@@ -60,7 +60,7 @@ def test_raw_objects_are_packed_committed_compacted_and_shuffled_with_the_rights
     asyncio.run(check())
 
 
-def test_raw_objects_that_are_announced_repeatedly_or_vanish_are_taken_in_with_the_rights_that_are_given() -> None:
+def test_raw_objects_that_are_announced_repeatedly_or_vanish_are_ingested_with_the_rights_that_are_given() -> None:
     async def check() -> None:
         place = Place()
         objects = await place.put(range(RAW))

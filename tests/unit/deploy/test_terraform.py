@@ -303,7 +303,7 @@ def test_a_node_is_called_and_billed_as_what_it_is(resources: dict[str, Blocks],
     assert 'FUNCTION_TARGET        = "warm_node"' in (FOLDER / "warm.tf").read_text()
 
 
-def test_there_are_no_nodes_unless_they_are_asked_for(resources: dict[str, Blocks]) -> None:
+def test_there_are_no_nodes_unless_they_are_requested(resources: dict[str, Blocks]) -> None:
     variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
     assert variables["warm_nodes"]["default"] == 0
     for kind in ("google_cloud_run_v2_service", "google_cloud_run_v2_service_iam_member"):
@@ -442,7 +442,7 @@ def test_pubsub_and_storage_have_rights_on_their_topics_and_no_others(resources:
     assert "google_project_iam_member" not in resources  # which would be a right on everything in the project
 
 
-def test_a_training_has_one_gpu_and_goes_on_after_it_was_killed(resources: dict[str, Blocks]) -> None:
+def test_a_training_has_one_gpu_and_continues_after_it_was_killed(resources: dict[str, Blocks]) -> None:
     job = resources["google_cloud_run_v2_job"]["trainer"]
     (execution,) = job["template"]
     (task,) = execution["template"]

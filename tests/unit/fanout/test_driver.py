@@ -122,7 +122,7 @@ def test_what_the_platform_asks_to_wait_is_waited() -> None:
     assert executor.started[1][0] >= 100.0
 
 
-def test_a_platform_that_asks_for_a_day_waits_no_longer_than_the_patience() -> None:
+def test_a_platform_that_requests_a_day_waits_no_longer_than_the_patience() -> None:
     async def behave(number: int, before: int) -> Answer:
         if not before:
             raise ThrottledError("tomorrow", retry_after_seconds=86_400.0)
@@ -272,7 +272,7 @@ def test_second_calls_are_bounded_where_everything_has_become_slow() -> None:
     assert report.second_calls == 6
 
 
-def test_a_late_call_that_fails_leaves_the_second_one_to_go_on() -> None:
+def test_a_late_call_that_fails_leaves_the_second_one_to_continue() -> None:
     async def behave(number: int, before: int) -> Answer:
         if number == 4 and not before:
             await asyncio.sleep(33)

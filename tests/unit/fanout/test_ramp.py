@@ -47,7 +47,7 @@ def test_it_does_not_grow_while_it_is_not_reached() -> None:
     assert mine.limit == 8
 
 
-def test_a_throttle_halves_what_runs_and_growth_goes_on_by_steps() -> None:
+def test_a_throttle_halves_what_runs_and_growth_continues_by_steps() -> None:
     mine = ramp(64, 1000)
     mine.record_throttle(0.0, 64, 3.0)
     assert mine.limit == 32

@@ -22,7 +22,7 @@ SCHEMA = Schema({"x": stoker.Array("int64", (20,))})
 MANIFEST, OBJECTS = packed_objects(SCHEMA, [{"x": [number] * 20} for number in range(60)], [20, 20, 20])
 
 
-def test_behind_an_error_an_epoch_goes_on_as_it_was_dealt_and_ends_where_it_was_to() -> None:
+def test_behind_an_error_an_epoch_continues_as_it_was_dealt_and_ends_where_it_was_to() -> None:
     store = FaultyStore(dict(OBJECTS), profile=StoreProfile(first_byte_seconds=0.0, bytes_per_second=1e12))
     lost = MANIFEST.key(1)
     body = store.objects.pop(lost)

@@ -155,7 +155,7 @@ def test_slots_are_given_in_order_of_first_use_however_long_each_fetch_takes() -
     run_virtual(main())
 
 
-def test_a_failed_item_is_raised_at_that_item_and_the_others_go_on() -> None:
+def test_a_failed_item_is_raised_at_that_item_and_the_others_continue() -> None:
     async def main() -> None:
         bench = Bench()
         del bench.store.objects["data/005"]
@@ -226,7 +226,7 @@ def test_an_error_of_the_plan_comes_after_the_items_before_it() -> None:
     run_virtual(main())
 
 
-def test_cancelling_ends_every_transfer_frees_what_is_not_ready_and_tells_who_waits() -> None:
+def test_cancelling_ends_every_transfer_frees_unready_slots_and_wakes_waiters() -> None:
     async def main() -> None:
         bench = Bench(slots=8, hedge_slots=0)
         bench.store.profile.closing_seconds = 3.0

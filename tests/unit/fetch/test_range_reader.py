@@ -135,7 +135,7 @@ def test_a_wait_that_would_pass_the_deadline_is_cut_and_logged(
     assert "faulty://bucket/x: retrying in 30 s: x: slow down" in caplog.text
 
 
-def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_at_its_deadline() -> None:
+def test_a_store_that_requests_more_than_there_is_until_the_end_ends_the_fetch_at_its_deadline() -> None:
     async def main() -> None:
         bench = Bench(*["throttle"] * 100, profile=StoreProfile(retry_after_seconds=7200.0))
         assert 50.0 <= await bench.fails(FetchError, "deadline") <= 62.0
@@ -155,7 +155,7 @@ def test_an_object_that_takes_longer_than_deadline_and_attempt_on_a_slow_link_is
     run_virtual(main())
 
 
-def test_a_process_that_was_stopped_for_an_hour_goes_on_as_if_it_had_not_been() -> None:
+def test_a_process_that_was_stopped_for_an_hour_continues_as_if_it_had_not_been() -> None:
     async def main() -> None:
         bench = Bench(profile=StoreProfile(tail_sigma=0.0, bytes_per_second=1e5), config=FetchConfig(hedge=False))
         loop = asyncio.get_running_loop()

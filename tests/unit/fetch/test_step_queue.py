@@ -34,7 +34,7 @@ def test_an_item_is_reported_at_the_next_request_and_the_last_one_at_the_end() -
     assert taken == given
 
 
-def test_a_consumer_ahead_of_the_items_takes_none_from_those_who_fetch() -> None:
+def test_a_consumer_ahead_of_the_items_does_not_block_fetches() -> None:
     queue = StepQueue(steps())
     found = []
     while (step := queue.next_step()) is not None:

@@ -335,7 +335,7 @@ def test_older_versions_can_be_read_until_the_garbage_is_collected() -> None:
     asyncio.run(main())
 
 
-def test_raw_objects_that_were_compacted_are_not_taken_in_again() -> None:
+def test_raw_objects_that_were_compacted_are_not_ingested_again() -> None:
     async def main() -> None:
         place = Place()
         raw = await trickled(place, [3] * 20)

@@ -83,7 +83,7 @@ def test_the_same_event_at_the_same_time_gives_the_same_objects_once() -> None:
     asyncio.run(main())
 
 
-def test_it_stops_before_the_deadline_and_the_same_event_goes_on_to_the_same_objects() -> None:
+def test_it_stops_before_the_deadline_and_the_same_event_continues_to_the_same_objects() -> None:
     async def main() -> None:
         whole, place = Place(), Place()
         place.raw = whole.raw

@@ -120,7 +120,7 @@ def test_a_server_that_loses_its_newest_writes_loses_nothing(server: RedisServer
     with_deployment(server, main)
 
 
-def test_a_run_that_was_not_finished_is_restored_as_unfinished_and_goes_on(server: RedisServer) -> None:
+def test_a_run_that_was_not_finished_is_restored_as_unfinished_and_continues(server: RedisServer) -> None:
     async def main(place: Place, opened: Deployment) -> None:
         part = place.part(await place.put(range(40)))
         await pack(part.to_json(), opened, plenty())

@@ -75,7 +75,7 @@ def test_neither_threads_nor_ranks_nor_batches_nor_the_shuffle_change_it(
     assert drawn == expected
 
 
-def test_a_run_that_is_resumed_goes_on_as_it_would_have(url: str, expected: Drawn) -> None:
+def test_a_run_that_is_resumed_continues_as_it_would_have(url: str, expected: Drawn) -> None:
     choose = random.Random(0)
     state: dict[str, Any] | None = None
     drawn: Drawn = {}

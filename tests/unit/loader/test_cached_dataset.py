@@ -203,7 +203,7 @@ def test_a_sample_that_is_too_large_is_a_failure_and_no_more() -> None:
     assert len(dataset[1]) == 1000
 
 
-def test_what_is_forgotten_before_it_is_begun_is_not_read_and_may_be_asked_for_again() -> None:
+def test_what_is_forgotten_before_it_is_begun_is_not_read_and_may_be_requested_again() -> None:
     squares = Squares()
     later = Delayed()
     dataset = cached(squares, executor=later)
@@ -217,7 +217,7 @@ def test_what_is_forgotten_before_it_is_begun_is_not_read_and_may_be_asked_for_a
 
 
 @pytest.mark.parametrize("drop_late", [True, False])
-def test_what_training_has_read_itself_is_not_read_again_unless_asked_for_as_in_the_paper(drop_late: bool) -> None:
+def test_what_training_has_read_itself_is_not_read_again_unless_requested_as_in_the_paper(drop_late: bool) -> None:
     squares = Squares()
     later = Delayed()
     dataset = cached(squares, executor=later, drop_late=drop_late)

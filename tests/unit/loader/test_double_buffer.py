@@ -121,7 +121,7 @@ def test_nothing_is_gathered_or_logged_while_the_interpreter_ends() -> None:
     assert told == []
 
 
-def test_where_values_end_early_nothing_more_is_asked_for(thread: LoopThread) -> None:
+def test_where_values_end_early_nothing_more_is_requested(thread: LoopThread) -> None:
     maker = Maker(ends_at=1)
     ahead = DoubleBuffer(maker, 10, lambda: True, thread)
     assert ahead.next() == (0,)

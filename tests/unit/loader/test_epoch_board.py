@@ -97,7 +97,7 @@ def test_what_the_parent_orders_comes_next_everywhere_also_backwards() -> None:
     assert (epochs(board, 3), board.begin(ALONE).epoch) == ({1}, 2)
 
 
-def test_workers_that_have_states_of_their_own_agree_on_their_epoch_and_go_on_from_it() -> None:
+def test_workers_that_have_states_of_their_own_agree_on_their_epoch_and_continue_from_it() -> None:
     board = EpochBoard()
     for base_seed in range(4):
         epochs(board, base_seed)

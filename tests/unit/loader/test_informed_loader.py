@@ -148,7 +148,7 @@ def test_no_more_than_depth_batches_are_ever_ahead() -> None:
     assert max(ahead) <= 3
 
 
-def test_batches_waits_and_what_was_not_there_when_asked_for_are_counted() -> None:
+def test_batches_waits_and_what_was_not_there_when_requested_are_counted() -> None:
     now = 0.0
     watched = Watched(4)
     loader = InformedDataLoader(watched, batch_size=None, depth=2, clock=lambda: now)

@@ -130,7 +130,7 @@ def test_evaluation_repeats_nothing() -> None:
 
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 15, 16])
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 32), (2, 8), (3, 11)])
-def test_a_state_goes_on_with_the_rest_on_any_world_size(
+def test_a_state_continues_with_the_rest_on_any_world_size(
     url: str, stop_after: int, world_size: int, batch_size: int
 ) -> None:
     seen = []

@@ -135,7 +135,7 @@ def test_once_it_is_spent_nothing_more_is_fetched() -> None:
 
 @pytest.mark.filterwarnings("ignore::stoker.errors.SpendingWarning")
 @pytest.mark.parametrize("workers", [None, 2])
-def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once(workers: int | None) -> None:
+def test_the_state_continues_where_the_budget_ended_it_and_every_sample_comes_once(workers: int | None) -> None:
     pool = {} if workers is None else {"transform": dict, "workers": workers}
     seen: list[int] = []
     states: list[dict[str, Any]] = []

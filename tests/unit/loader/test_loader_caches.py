@@ -120,7 +120,7 @@ def test_three_ranks_that_deal_anew_hit_as_often_as_the_order_allows(url: str) -
     assert found["next-use"] > 2 * found["no-evict"] > 2 * found["fifo"]
 
 
-def test_a_run_goes_on_in_the_middle_of_an_epoch_with_a_cache_as_without(url: str, tmp_path: Path) -> None:
+def test_a_run_continues_in_the_middle_of_an_epoch_with_a_cache_as_without(url: str, tmp_path: Path) -> None:
     for cache in [None, *caches(tmp_path)]:
         with Loader(url, **settings(cache=cache)) as loader:
             numbers(loader)

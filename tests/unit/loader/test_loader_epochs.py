@@ -206,7 +206,7 @@ def test_ranks_without_a_batch_in_an_evaluation_go_through_the_epochs_with_the_o
             assert places == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_an_evaluation_that_was_left_goes_on_on_all_ranks_in_the_same_epoch(url: str) -> None:
+def test_an_evaluation_that_was_left_continues_on_all_ranks_in_the_same_epoch(url: str) -> None:
     with Loader(url, batch_size=7, evaluation=True) as loader:
         batches = iter(loader)
         seen = [number for _ in range(14) for number in next(batches)["x"].tolist()]
@@ -266,7 +266,7 @@ def through_torch(state: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("carry", [through_json, through_torch, copy.deepcopy])
 @pytest.mark.parametrize("settings", [{}, {"transform": keep_x}], ids=["plain", "pool"])
 @pytest.mark.parametrize("taken", [0, 1, 4, 6, 7, 8])
-def test_a_state_goes_on_exactly_wherever_it_was_taken(
+def test_a_state_continues_exactly_wherever_it_was_taken(
     url: str, carry: Callable[[Any], Any], settings: dict[str, Any], taken: int
 ) -> None:
     with Loader(url, batch_size=16, seed=5, **settings) as loader:

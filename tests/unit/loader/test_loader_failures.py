@@ -61,7 +61,7 @@ def truncate(file: Path) -> None:
     "settings", [{}, {"transform": only_x}, {"batch_transform": only_x}], ids=["plain", "pool", "batch"]
 )
 @pytest.mark.parametrize("harm", [delete, corrupt, truncate])
-def test_a_broken_object_is_raised_at_its_batch_and_a_repaired_run_goes_on_from_there(
+def test_a_broken_object_is_raised_at_its_batch_and_a_repaired_run_continues_from_there(
     folder: Path, harm: Callable[[Path], None], settings: dict[str, Any]
 ) -> None:
     with loader_of(folder, **settings) as loader:
@@ -93,7 +93,7 @@ def test_a_lost_bucket_is_an_error_that_names_it_and_coming_back_helps(folder: P
 
 @pytest.mark.filterwarnings("ignore::stoker.errors.CopiedBucketWarning")  # a file put back is another one
 @pytest.mark.parametrize("settings", [{}, {"transform": only_x}, {"epochs": 1}], ids=["plain", "pool", "last"])
-def test_the_loop_after_an_error_goes_on_at_the_batch_that_could_not_be_had(
+def test_the_loop_after_an_error_continues_at_the_batch_that_could_not_be_had(
     folder: Path, settings: dict[str, Any]
 ) -> None:
     with loader_of(folder, **settings) as loader:

@@ -109,7 +109,7 @@ def test_it_works_inside_a_running_event_loop(url: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_goes_on_by_itself(url: str) -> None:
+def test_a_forked_child_continues_by_itself(url: str) -> None:
     with Loader(url, batch_size=50, decode={"text": len}) as loader:
         batches = iter(loader)
         next(batches)

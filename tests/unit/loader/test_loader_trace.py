@@ -56,7 +56,7 @@ def test_each_rank_has_a_file_of_its_own(url: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.rank0.json", "trace.rank1.json"]
 
 
-def test_a_loader_that_goes_on_after_its_end_goes_on_in_its_trace(url: str, tmp_path: Path) -> None:
+def test_a_loader_that_continues_after_its_end_continues_in_its_trace(url: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     loader = Loader(url, batch_size=50, trace=path)
     for _ in range(2):

@@ -263,7 +263,7 @@ def test_memory_that_is_too_small_for_a_lane_each_names_the_figure_that_fits(url
 
 @pytest.mark.parametrize("first", ["materialized", "full"])
 @pytest.mark.parametrize("second", ["materialized", "full"])
-def test_a_state_goes_on_with_or_without_objects_exactly_once(url: str, first: str, second: str) -> None:
+def test_a_state_continues_with_or_without_objects_exactly_once(url: str, first: str, second: str) -> None:
     seen: list[int] = []
     with loader(url, first, lanes=2) as before:
         for number, batch in enumerate(before):

@@ -114,7 +114,7 @@ def test_batches_are_those_of_a_loader(url: str) -> None:
         len(dataset)
 
 
-def test_a_last_batch_that_is_not_full_is_dropped_if_asked_for(url: str) -> None:
+def test_a_last_batch_that_is_not_full_is_dropped_if_requested(url: str) -> None:
     assert [len(batch["x"]) for batch in StreamDataset(url, batch_size=50, drop_last=True)] == [50] * 8
 
 
@@ -189,7 +189,7 @@ def test_behind_the_last_epoch_there_is_nothing_and_a_warning_each_time(url: str
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 10}], ids=["samples", "batches"])
-def test_behind_an_error_it_goes_on_at_its_place(url: str, settings: dict[str, Any]) -> None:
+def test_behind_an_error_it_continues_at_its_place(url: str, settings: dict[str, Any]) -> None:
     def fail(sample: dict[str, Any]) -> Any:
         if int(sample["x"]) == 77 and not mended:
             raise ZeroDivisionError("seventy-seven")
@@ -418,7 +418,7 @@ def pickled(dataset: StreamDataset) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_a_copy_goes_on_by_itself(url: str, copied: Any) -> None:
+def test_a_copy_continues_by_itself(url: str, copied: Any) -> None:
     dataset = StreamDataset(url)
     xs(dataset)
     other = copied(dataset)

@@ -113,7 +113,7 @@ def test_a_rebuilt_manifest_is_without_objects_that_are_lost_and_names_them() ->
     asyncio.run(main())
 
 
-def test_a_pack_that_had_come_to_its_end_is_taken_in_and_resuming_it_adds_nothing() -> None:
+def test_a_pack_that_had_come_to_its_end_is_ingested_and_resuming_it_adds_nothing() -> None:
     async def main() -> None:
         store = await data_set()
         await leave_unfinished(store, "late")
@@ -140,7 +140,7 @@ def test_a_first_pack_that_had_come_to_its_end_makes_the_data_set() -> None:
     asyncio.run(main())
 
 
-def test_a_create_that_was_refused_is_not_taken_in() -> None:
+def test_a_create_that_was_refused_is_not_ingested() -> None:
     async def main() -> None:
         store = fresh_store()
         refused = await leave_unfinished(store, "refused", mode="create")

@@ -155,7 +155,7 @@ def test_an_unwritable_digest_is_logged_and_the_records_are_still_read(
     assert f"{DIGEST_KEY}: read-only" in caplog.text
 
 
-def test_instances_that_write_the_digest_at_the_same_time_go_on_writing_it() -> None:
+def test_instances_that_write_the_digest_at_the_same_time_continue_writing_it() -> None:
     async def main() -> None:
         store = fresh_store()
         instances = [BucketCatalog(store) for _ in range(3)]

@@ -208,7 +208,7 @@ def test_an_overwritten_data_set_is_compacted() -> None:
     run(check)
 
 
-def test_a_loader_goes_on_with_the_version_that_it_reads_and_resumes_it() -> None:
+def test_a_loader_continues_with_the_version_that_it_reads_and_resumes_it() -> None:
     url = fresh_store().url
     schema = {"x": stoker.Array("int64")}
     with stoker.Packer(url, schema=schema, super_sample_bytes=100) as packer:

@@ -54,7 +54,7 @@ def test_create_refuses_where_a_manifest_was_lost() -> None:
     asyncio.run(main())
 
 
-def test_create_goes_on_beside_an_unfinished_pack_of_another_source_with_a_warning(
+def test_create_continues_beside_an_unfinished_pack_of_another_source_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

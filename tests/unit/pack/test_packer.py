@@ -173,7 +173,7 @@ def test_progress_rises_to_the_whole() -> None:
         ({"data": b"x", "label": [1, 2]}, r"sample 4 \(b\.tar\), column 'label'.*shape"),
     ],
 )
-def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_go_on_without_it(
+def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_continue_without_it(
     sample: dict[str, object], message: str
 ) -> None:
     async def main() -> None:

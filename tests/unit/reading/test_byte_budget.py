@@ -32,7 +32,7 @@ def test_buffers_are_borrowed_in_order_of_arrival_within_the_limit() -> None:
     assert run_virtual(main()) == [6, 8, 1, 3]
 
 
-def test_who_is_cancelled_is_no_longer_in_the_way() -> None:
+def test_a_cancelled_waiter_leaves_the_queue() -> None:
     async def main() -> None:
         budget, log = ByteBudget(10), list[int]()
         first = asyncio.create_task(holding(budget, 6, log))
@@ -49,7 +49,7 @@ def test_who_is_cancelled_is_no_longer_in_the_way() -> None:
     run_virtual(main())
 
 
-def test_who_is_cancelled_just_when_it_is_given_bytes_gives_them_back() -> None:
+def test_a_waiter_cancelled_while_it_gets_bytes_returns_them() -> None:
     async def main() -> None:
         budget, log = ByteBudget(10), list[int]()
         await budget.acquire(10)

@@ -87,7 +87,7 @@ def test_empty_values_take_no_request_of_their_own() -> None:
     assert reading.samples(7, 14) == [{"sound": b""}] * 2
 
 
-def test_a_sample_asked_for_many_times_is_read_once_and_every_copy_has_its_own_memory() -> None:
+def test_a_sample_requested_many_times_is_read_once_and_every_copy_has_its_own_memory() -> None:
     reading = bench(columns=["image"])
     assert reading.requested_ranges(*[5] * 1000) == [head_range(0), value_range("image", 5)]
     one, other = reading.samples(5, 5)
@@ -103,7 +103,7 @@ def test_values_near_each_other_are_read_as_one_range_and_others_apart() -> None
     assert reading.requested_ranges(10, 12 + near) == [value_range("image", 10), value_range("image", 12 + near)]
 
 
-def test_a_super_sample_of_which_nearly_all_is_asked_for_is_read_whole_in_one_request() -> None:
+def test_a_super_sample_of_which_nearly_all_is_requested_is_read_whole_in_one_request() -> None:
     reading = bench(split_parts=1)
     assert reading.requested_ranges(*range(ROWS)) == [(KEYS[0], 0, len(OBJECTS[KEYS[0]]))]
     assert reading.requested_ranges(*range(ROWS + 100, 2 * ROWS)) == [(KEYS[1], 0, len(OBJECTS[KEYS[1]]))]
@@ -117,7 +117,7 @@ def test_columns_that_are_little_of_a_super_sample_are_never_read_with_the_rest(
     assert reading.requested_ranges(*range(ROWS)) == [head_range(0), value_range("sound", 1, ROWS - 1)]
 
 
-def test_a_large_sample_asked_for_alone_is_read_in_parallel_ranges() -> None:
+def test_a_large_sample_requested_alone_is_read_in_parallel_ranges() -> None:
     schema = Schema({"video": Array("uint8", (5 << 20,)), "label": Array("int64")})
     samples = [{"video": np.full(5 << 20, number, np.uint8), "label": np.array(number)} for number in range(4)]
     reading = SampleBench(*packed_objects(schema, samples, [2, 2]))
@@ -174,7 +174,7 @@ def test_the_least_memory_is_named_and_works(is_hedged: bool) -> None:
         assert same(reading.samples(*indices), [SAMPLES[number] for number in indices])
 
 
-def test_however_many_are_asked_for_no_more_than_the_memory_is_held_beside_the_result() -> None:
+def test_however_many_are_requested_no_more_than_the_memory_is_held_beside_the_result() -> None:
     schema = Schema({"image": Array("uint8", (10_000,)), "tokens": Ragged("uint16"), "text": Text()})
     samples = [
         {"image": np.zeros(10_000, np.uint8), "tokens": np.zeros(number % 9, np.uint16), "text": "x" * (number % 5)}

@@ -82,7 +82,7 @@ def test_a_large_batch_is_several_requests(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(main())
 
 
-def test_a_part_that_is_not_here_is_read_through_for_those_who_ask_next(tmp_path: Path) -> None:
+def test_a_missing_part_is_read_through_for_later_requests(tmp_path: Path) -> None:
     from support.waiting import until
     from unit.shared.test_shared_tier import pack
 
@@ -178,7 +178,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
-def test_a_stream_that_was_not_asked_for_is_an_error_and_writes_nowhere_else(case: str, framing: str) -> None:
+def test_a_stream_that_was_not_requested_is_an_error_and_writes_nowhere_else(case: str, framing: str) -> None:
     stream, kind = HOSTILE[case]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

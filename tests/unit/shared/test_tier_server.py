@@ -179,7 +179,7 @@ def test_what_is_here_is_not_received_again() -> None:
     asking(main)
 
 
-def test_a_full_server_declines_and_goes_on() -> None:
+def test_a_full_server_declines_and_continues() -> None:
     async def main(ask: Ask, server: Any) -> None:
         other, data = object_of(2)
         await ask("PUT", f"/objects/{NAME}", data=DATA)

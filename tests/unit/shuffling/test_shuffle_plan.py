@@ -105,7 +105,7 @@ def test_what_every_way_takes_is_what_its_formula_says() -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 5, 8, 30])
-def test_there_are_as_many_slices_as_are_asked_for_or_memory_takes(slices: int) -> None:
+def test_the_number_of_slices_is_the_requested_one_or_what_memory_needs(slices: int) -> None:
     for plan in plans(data_set(10 * GIB, 100_000), slices=slices).values():
         assert plan.slices >= slices
         assert plan.slices % 8 == 0 or 8 % plan.slices == 0
@@ -135,7 +135,7 @@ def test_data_that_fits_in_no_number_of_slices_is_reported() -> None:
         assert "in 65536 slices, which is the maximum" in found[way].problem
 
 
-def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way_is_none() -> None:
+def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_useless_the_way_is_none() -> None:
     manifest = data_set(200 * GIB, 100_000)
     long, short = plans(manifest, task_seconds=math.inf), plans(manifest, task_seconds=300.0)
     assert "of its limit of 5 s" in plans(manifest, task_seconds=5.0)["streamed"].problem

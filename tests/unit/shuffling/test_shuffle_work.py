@@ -145,7 +145,7 @@ def test_every_way_writes_the_same_objects() -> None:
     assert len(ranged) > 8
 
 
-def test_no_super_sample_of_an_epoch_is_shared_by_two_lanes_or_larger_than_asked_for() -> None:
+def test_no_super_sample_of_an_epoch_is_shared_by_two_lanes_or_larger_than_requested() -> None:
     async def main() -> None:
         store = await packed()
         tasks = plan_tasks(lanes=4, slices=2, object_bytes=1500)
@@ -253,7 +253,7 @@ class SlowWrites(WatchedStore):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_task_that_runs_out_of_time_says_how_far_it_is_and_goes_on(way: Way) -> None:
+def test_a_task_that_runs_out_of_time_says_how_far_it_is_and_continues(way: Way) -> None:
     async def main() -> None:
         store = await packed()
         tasks = plan_tasks(way, scatters=1, object_bytes=900)

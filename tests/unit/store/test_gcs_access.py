@@ -73,7 +73,7 @@ def test_a_token_about_to_end_is_replaced_before_it_does(tmp_path: Path) -> None
     with_token_server(tmp_path, [token("short", seconds=30), token("long")], check)
 
 
-def test_a_refused_token_is_renewed_once_for_all_who_used_it(tmp_path: Path) -> None:
+def test_a_refused_token_is_renewed_once_for_all_its_users(tmp_path: Path) -> None:
     async def check(access: GcsStoreClient) -> None:
         used = await access.credentials.current()
         assert used is not None

@@ -119,7 +119,7 @@ def test_of_a_token_that_names_no_end_the_usual_life_is_assumed(token: str) -> N
     assert google_identity._token_life_seconds(token) == 3300
 
 
-def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_calls_at_once_request_one_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = 0
 
     async def handler(_: web.Request) -> web.Response:
@@ -138,7 +138,7 @@ def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert asked == 1
 
 
-def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_an_account_is_requested_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.headers["Metadata-Flavor"] == "Google"
         assert request.query["audience"] == FUNCTION

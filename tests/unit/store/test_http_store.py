@@ -157,7 +157,7 @@ def test_a_redirect_is_followed_with_the_range_and_without_the_token(transport: 
 
 @pytest.mark.parametrize("transport", ["direct", "aiohttp"])
 @pytest.mark.parametrize("identity", [{"auth": "aws", "region": "eu-west-1"}, {"auth": "google"}], ids=str)
-def test_no_proof_of_who_reads_goes_beyond_the_function(
+def test_credentials_are_sent_only_to_the_function(
     monkeypatch: pytest.MonkeyPatch, identity: dict[str, Any], transport: Any
 ) -> None:
     async def token(_: IdentityTokens) -> str:
@@ -177,7 +177,7 @@ def test_no_proof_of_who_reads_goes_beyond_the_function(
     assert names <= {b"host", b"range", b"accept", b"accept-encoding", b"user-agent"}
 
 
-def test_what_the_bucket_answers_is_compared_with_the_tag_that_was_asked_for() -> None:
+def test_answers_of_the_bucket_are_compared_with_the_requested_tag() -> None:
     met = meet(read_pointer, redirecting("BUCKET/key"), lambda head: ranged(head, '"another"'))
     assert isinstance(met.error, ObjectChangedError)
 
@@ -462,7 +462,7 @@ def test_a_request_for_a_missing_version_does_no_harm(shrunk: tuple[str, Manifes
     run_check(open_store(url), check)
 
 
-def test_an_object_is_asked_for_by_the_newest_version_that_has_it() -> None:
+def test_an_object_is_requested_by_the_newest_version_that_has_it() -> None:
     def version(number: int, *runs: tuple[str, int, int]) -> Any:
         stretches = [SimpleNamespace(run=run, first_number=first, rows=rows) for run, first, rows in runs]
         return SimpleNamespace(version=number, runs=stretches)
@@ -508,7 +508,7 @@ def test_a_key_that_no_data_set_has_is_not_found_and_names_no_path(
     run_check(open_store(shrunk[0]), check)
 
 
-def test_of_many_that_ask_for_objects_one_reads_the_manifest() -> None:
+def test_of_many_that_request_objects_one_reads_the_manifest() -> None:
     url = pack_numbers(30)
     manifest: Manifest = with_store(url, versions.read_manifest)
 

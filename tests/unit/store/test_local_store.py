@@ -400,7 +400,7 @@ without_locks = pytest.mark.parametrize(
 
 @without_locks
 @pytest.mark.usefixtures("_no_locks")
-def test_without_locks_of_many_who_create_an_object_one_succeeds(tmp_path: Path) -> None:
+def test_without_locks_one_of_many_creators_of_an_object_succeeds(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
         writes = (store.put("x", b"%d" % number, if_absent=True) for number in range(16))
         ended = await asyncio.gather(*writes, return_exceptions=True)

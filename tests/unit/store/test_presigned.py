@@ -84,7 +84,7 @@ def test_a_session_token_and_who_pays_are_part_of_the_url(s3: S3Options) -> None
     run_check(open_store("s3://b", options=replace(s3, session_token="session+token/=", requester_pays=True)), check)
 
 
-def test_who_has_no_credentials_signs_nothing(s3: S3Options, tmp_path: Path) -> None:
+def test_without_credentials_nothing_is_signed(s3: S3Options, tmp_path: Path) -> None:
     async def check(store: Store) -> None:
         with pytest.raises(CredentialsError):
             await presigned(store, "x")

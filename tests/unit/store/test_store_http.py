@@ -113,7 +113,7 @@ def test_a_chunked_range_arrives_as_well(transport: Transport) -> None:
     assert into == BODY[2:7]
 
 
-def test_the_url_goes_out_as_it_was_signed_and_asks_for_no_compression(transport: Transport) -> None:
+def test_the_url_goes_out_as_it_was_signed_and_requests_no_compression(transport: Transport) -> None:
     _, _, asked = read(transport, head("Content-Range: bytes 2-6/10", "Content-Length: 5") + BODY[2:7])
     assert asked.startswith(b"GET /b/a%2Fb%20c+%C3%BC?x=%2F HTTP/1.1\r\n")
     assert b"accept-encoding: identity\r\n" in asked.lower()
@@ -141,7 +141,7 @@ def test_the_whole_object_may_come_without_a_range(transport: Transport) -> None
     ],
     ids=["hangs-up", "short-length", "long-length", "short-unsized", "long-unsized", "object-too-short"],
 )
-def test_a_body_of_another_length_than_asked_for_is_truncated(transport: Transport, answer: bytes) -> None:
+def test_a_body_of_another_length_than_requested_is_truncated(transport: Transport, answer: bytes) -> None:
     with pytest.raises(TruncatedError, match="s3://b/k"):
         read(transport, answer)
 

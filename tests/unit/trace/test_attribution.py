@@ -46,7 +46,7 @@ def test_requests_that_fail(fault: str) -> None:
     assert run.recorder.worst_waits()[0].spans[0].object == run.refs[0].key
 
 
-def test_a_pause_that_the_store_asks_for() -> None:
+def test_a_pause_that_the_store_requests() -> None:
     run = TracedRun(config=UNHEDGED, profile=StoreProfile(tail_sigma=0.0, retry_after_seconds=3.0))
     run.store.script = lambda number, key: "throttle" if number == 0 else None
     assert main_phase(run.run()) is Phase.RETRY
@@ -282,6 +282,6 @@ def test_of_very_many_requests_the_last_are_kept() -> None:
     assert fetch.requests[-1].sent_seconds == 9_999
 
 
-def test_a_path_that_was_asked_for_is_reckoned_once() -> None:
+def test_a_path_that_was_requested_is_reckoned_once() -> None:
     fetch = fetch_of(("a", [(Phase.TRANSFER, 0.0)], 1.0), ready=1.0)
     assert fetch.path() is fetch.path()

@@ -170,7 +170,7 @@ def test_of_two_that_write_to_one_name_each_has_a_file_of_its_own_and_the_later_
     assert [each.batch for each in Recording.of(read_trace(path)).waits] == [0, 2, 4]
 
 
-def test_a_file_that_is_gone_when_the_trace_goes_on_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_gone_when_the_trace_continues_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace.json"
     trace = ChromeTrace(path)
     trace.close()

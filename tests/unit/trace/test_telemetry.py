@@ -172,7 +172,7 @@ def test_a_missing_library_is_reported_with_its_extra(
         kind()
 
 
-def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
+def test_nothing_of_it_is_imported_before_it_is_requested() -> None:
     modules = "stoker._fetch.pipeline, stoker._trace.telemetry, stoker._trace.picture, stoker.cli"
     program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -25,7 +25,7 @@ def test_a_request_is_answered_with_a_body_straight_into_its_memory() -> None:
     run(test)
 
 
-def test_a_body_goes_from_where_its_parts_are_and_belongs_to_who_serves_it() -> None:
+def test_a_body_is_sent_from_its_parts_which_belong_to_the_server() -> None:
     async def test() -> None:
         server = Server()
         async with joined(server) as (proxy, _, _):
@@ -95,7 +95,7 @@ def test_an_error_of_the_handler_is_reported_and_the_connection_continues(caplog
     assert [record.getMessage() for record in caplog.records] == ["a PING request of the proxy failed"]
 
 
-def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on() -> None:
+def test_what_cannot_be_sent_is_refused_and_the_connection_continues() -> None:
     async def test() -> None:
         async with joined(Server()) as (proxy, _, _):
             with pytest.raises(WireError, match="PONG is not a request"):

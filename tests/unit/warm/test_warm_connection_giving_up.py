@@ -12,7 +12,7 @@ from support.warm_connections import SHARD, Server, joined, memory, run
 from support.warm_wires import LinkConfig
 
 
-def test_after_a_cancellation_nothing_writes_to_the_memory_and_the_connection_goes_on() -> None:
+def test_after_a_cancellation_nothing_writes_to_the_memory_and_the_connection_continues() -> None:
     async def test() -> None:
         slow = LinkConfig(bytes_per_second=1e6)
         async with joined(Server(), link=slow) as (proxy, _, _):

@@ -30,7 +30,7 @@ from support.warm_wires import Link, LinkConfig
     ],
     ids=lambda data: data[:12].hex(),
 )
-def test_what_was_not_asked_for_closes_the_connection(data: bytes) -> None:
+def test_an_unrequested_message_closes_the_connection(data: bytes) -> None:
     async def test() -> None:
         async with joined(Server(), link=LinkConfig(latency_seconds=1.5)) as (proxy, node, wire):
             asking = asyncio.create_task(proxy.request(Kind.GET, into=memory(1000)))
@@ -132,7 +132,7 @@ def test_nothing_is_taken_before_the_handshake(first: bytes) -> None:
 
 
 @pytest.mark.parametrize("seconds_between_bytes", [0.1, 1.0, 1000.0])
-def test_who_is_slow_to_prove_himself_is_sent_away_in_time(seconds_between_bytes: float) -> None:
+def test_slow_authentication_is_ended_in_time(seconds_between_bytes: float) -> None:
     async def test() -> None:
         proxy, other = proxy_side(), asyncio.Protocol()
         wire = Link()

@@ -66,7 +66,7 @@ def test_bytes_come_in_order_late_by_the_latency_and_no_faster_than_the_bandwidt
     run(LinkConfig(latency_seconds=0.5, bytes_per_second=1000, segment_bytes=1000), test)
 
 
-def test_what_does_not_fit_the_window_waits_with_the_sender_who_is_paused() -> None:
+def test_bytes_beyond_the_window_wait_at_the_paused_sender() -> None:
     async def test(link: Link, first: Taker, second: Taker) -> None:
         first.end.set_write_buffer_limits(high=0)
         second.end.pause_reading()

@@ -213,7 +213,7 @@ async def nothing(_: ProxyConnection) -> None:
 
 
 @pytest.mark.parametrize("why", ["told to", "elsewhere", "another certificate", "broken"])
-def test_a_node_dials_anew_where_the_connection_from_before_is_of_no_use(why: str) -> None:
+def test_a_node_dials_anew_where_the_connection_from_before_is_useless(why: str) -> None:
     async def main() -> None:
         listener = Listener()
         await listener.run(nothing, linger_seconds=0.1)

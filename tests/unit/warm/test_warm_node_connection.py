@@ -15,7 +15,7 @@ from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_ins
 from support.warm_platform import CallFaults, Platform, Tier
 
 
-def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
+def test_a_sleeping_node_is_called_once_for_all_waiters() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         assert node.state_machine.state is NodeState.SLEEPING
         await asyncio.gather(*[ping(node) for _ in range(5)])
@@ -24,7 +24,7 @@ def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
     check(test)
 
 
-def test_a_wake_outlives_the_one_who_began_it_if_others_wait_too() -> None:
+def test_a_wake_up_outlives_its_first_waiter_if_others_wait() -> None:
     async def test(made: Tier, node: NodeClient) -> None:
         made.platform.call_faults = CallFaults(warm_seconds=1.0)
         first, second = (asyncio.ensure_future(ping(node)) for _ in range(2))

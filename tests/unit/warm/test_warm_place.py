@@ -66,7 +66,7 @@ def test_what_was_kept_is_read_and_what_was_not_is_missing() -> None:
     run(test)
 
 
-def test_an_object_is_read_from_nodes_once_for_all_who_want_it_until_the_last_has_it() -> None:
+def test_an_object_is_read_from_nodes_once_for_all_readers() -> None:
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             place = await filled(tier)
@@ -104,7 +104,7 @@ def test_a_cancelled_reader_affects_no_other_and_the_last_one_releases_the_memor
     run(test)
 
 
-def test_memory_is_bounded_however_many_read_and_who_asks_for_more_waits_for_it() -> None:
+def test_memory_is_bounded_for_any_number_of_readers_and_others_wait() -> None:
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             await filled(tier)

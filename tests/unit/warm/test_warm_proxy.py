@@ -230,7 +230,7 @@ def test_full_nodes_evict_whole_objects_unread_ones_first() -> None:
     check(test, shelf_bytes=3 * (1600 + 768))
 
 
-def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_again() -> None:
+def test_pending_deletions_of_a_node_are_not_undone_by_its_list() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
         proxy = tier.proxy

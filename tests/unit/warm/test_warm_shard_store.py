@@ -214,7 +214,7 @@ def test_pages_have_every_shard_once_in_order() -> None:
     assert list(chain(*pages)) == store.list_ids() == ids
 
 
-def test_pages_go_on_behind_an_id_that_has_gone() -> None:
+def test_pages_continue_behind_an_id_that_has_gone() -> None:
     store = shelf_with(A, B, D, room=4)
     store.delete(B)
     store.set(C, MAC, PAYLOAD)

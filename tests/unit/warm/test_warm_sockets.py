@@ -138,7 +138,7 @@ def test_a_node_with_the_secret_is_authenticated(certificate: Pem | None) -> Non
     asyncio.run(test())
 
 
-def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_keep_no_node_out(
+def test_silent_peers_use_a_bounded_number_of_files_and_block_no_node(
     certificate: Pem | None,
 ) -> None:
     async def test() -> None:
@@ -159,7 +159,7 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
     asyncio.run(test())
 
 
-def test_who_came_first_goes_first(certificate: Pem | None) -> None:
+def test_the_oldest_connection_is_closed_first(certificate: Pem | None) -> None:
     async def test() -> None:
         async with host(certificate) as made:
             silent = await made.silent(8)
@@ -176,7 +176,7 @@ def test_who_came_first_goes_first(certificate: Pem | None) -> None:
     asyncio.run(test())
 
 
-def test_who_keeps_silent_is_sent_away_after_a_while(certificate: Pem | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peers_are_disconnected_in_time(certificate: Pem | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_warm._listener._UNAUTHENTICATED_SECONDS", 0.1)
 
     async def test() -> None:

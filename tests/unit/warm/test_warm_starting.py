@@ -117,7 +117,7 @@ def test_what_cannot_be_opened_is_a_miss_with_a_warning_and_is_not_tried_at_ever
     run_virtual(test())
 
 
-def test_who_closes_while_it_is_opened_has_nothing_opened() -> None:
+def test_a_close_while_it_is_opened_leaves_nothing_open() -> None:
     async def test() -> None:
         opening = Opening()
         tier = WarmTier(opening, TIER_SECRET)

@@ -104,7 +104,7 @@ def test_with_one_more_lost_the_bucket_serves_until_every_object_is_back(code: s
     check(code, test)
 
 
-def test_all_nodes_lost_is_no_more_than_a_cold_start() -> None:
+def test_the_loss_of_all_nodes_is_only_a_cold_start() -> None:
     async def test(bench: Bench) -> None:
         for node in range(bench.tier.config.nodes):
             bench.tier.platform.reclaim(f"warm-{node}")

@@ -51,7 +51,7 @@ def called(
     return asyncio.run(call())
 
 
-def test_the_call_is_signed_for_lambda_waits_for_the_result_and_asks_for_the_bill() -> None:
+def test_the_call_is_signed_for_lambda_waits_for_the_result_and_requests_the_bill() -> None:
     answer, endpoint = called(event={"text": "é"})
     assert isinstance(answer, Answer)
     assert (answer.billed_seconds, answer.memory_bytes, answer.is_cold) == (1.353, 2 << 30, True)

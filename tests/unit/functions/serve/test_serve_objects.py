@@ -346,7 +346,7 @@ def test_the_next_request_gets_a_new_version_and_old_ones_stay() -> None:
     with_service(serving(url), use)
 
 
-def test_a_manifest_is_read_once_however_many_ask_for_it(url: str) -> None:
+def test_a_manifest_is_read_once_however_many_request_it(url: str) -> None:
     watched = WatchedStore(open_store(url))
 
     async def use(service: Service) -> None:
@@ -362,7 +362,7 @@ def test_a_manifest_is_read_once_however_many_ask_for_it(url: str) -> None:
     with_service(serving(url), use, store=lambda _: watched)
 
 
-def test_who_asks_for_a_version_that_is_kept_does_not_wait_for_one_that_is_being_read() -> None:
+def test_a_request_for_a_cached_version_does_not_wait_for_another_read() -> None:
     url = pack_numbers(30)
     append(url)
 

@@ -24,7 +24,7 @@ def refused(path: str, query: str = "", method: str = "GET") -> HttpError:
     return caught.value
 
 
-def test_each_path_asks_for_what_it_says() -> None:
+def test_each_path_requests_what_it_says() -> None:
     assert parse_path("/v1/train/manifest") == DatasetRequest(dataset="train", what="manifest", version=None)
     assert parse_path("/v1/train/manifest", "version=3", "HEAD") == DatasetRequest(
         dataset="train", what="manifest", version=3
@@ -163,7 +163,7 @@ def test_parameters_of_a_batch_are_known_single_and_within_bounds(query: str) ->
 
 
 @pytest.mark.parametrize("query", ["version=0", "version=01", "version=1&version=1", "size=1", "version=", "v=1", "?"])
-def test_an_object_is_asked_for_with_no_parameter_but_a_version(query: str) -> None:
+def test_an_object_is_requested_with_no_parameter_but_a_version(query: str) -> None:
     assert refused("/v1/t/manifest", query).status == 400
     assert refused("/v1/t/super-samples/1", query).status == 400
 

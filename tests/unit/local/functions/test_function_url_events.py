@@ -37,7 +37,7 @@ def test_a_request_is_an_event_of_payload_format_two() -> None:
     assert "body" not in event
 
 
-def test_who_signed_a_request_stands_in_its_event() -> None:
+def test_the_signer_of_a_request_is_in_its_event() -> None:
     assert event_of(caller="key")["requestContext"]["authorizer"]["iam"]["accessKey"] == "key"
 
 
