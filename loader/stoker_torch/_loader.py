@@ -172,7 +172,7 @@ class Loader(Closeable):
         self._statistics.construction_seconds = time.perf_counter() - begun_seconds
         _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, plan)
 
-    # What is being read, and how.
+    # Data set and plan.
 
     @property
     def manifest(self) -> Manifest:
@@ -245,7 +245,7 @@ class Loader(Closeable):
             file = file.with_name(f"{file.stem}.rank{self.rank}{file.suffix}")
         return ChromeTrace(file, name=f"stoker rank {self.rank} of {self.world_size}")
 
-    # Iterating.
+    # Iteration.
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or continue at a loaded state. An earlier iteration ends.
@@ -364,7 +364,7 @@ class Loader(Closeable):
             self._resources.active_pipeline = feed
         self._cursor.resume(loaded.epoch, loaded.position)
 
-    # The end.
+    # Closing.
 
     def stats(self) -> LoaderStatistics:
         """Return the statistics so far: waits, requests, bytes, retries, hedges, dollars."""

@@ -348,7 +348,8 @@ def save_on_sigterm(
     """
     if not 0 <= wait_seconds < grace_seconds:
         raise ConfigError(
-            f"wait_seconds {wait_seconds} is not in [0, grace_seconds = {grace_seconds}): the callback needs the rest"
+            f"wait_seconds must be in [0, grace_seconds={grace_seconds}), not {wait_seconds}, to leave time for the "
+            "callback"
         )
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("Python handles signals in the main thread only: call save_on_sigterm there")

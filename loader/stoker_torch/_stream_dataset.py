@@ -190,7 +190,7 @@ class StreamDataset(IterableDataset[Any]):
             raise
         return self._reader
 
-    # Iterating.
+    # Iteration.
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or continue at a loaded state. An earlier iteration in the same process ends."""
@@ -310,7 +310,7 @@ class StreamDataset(IterableDataset[Any]):
             ConfigError: ``epoch`` is not an integer in [0, 2**24), or Accelerate divides the samples again.
         """
         if not isinstance(epoch, int | np.integer) or not 0 <= epoch <= MAX_EPOCH:
-            raise ConfigError(f"epoch {epoch!r} is not an integer in [0, {MAX_EPOCH}]")
+            raise ConfigError(f"epoch must be an integer in [0, {MAX_EPOCH}], not {epoch!r}")
         self._check_sharding()  # Accelerate calls this on every rank, and iterates on one
         loaded = None if self._loaded_state is None else self._loaded_state.turn
         if loaded is not None and loaded.epoch == epoch and self._board.has_next():
@@ -392,7 +392,7 @@ class StreamDataset(IterableDataset[Any]):
             return
         self._loaded_state = _LoadedState(loaded, self._board.set_next(loaded.epoch, with_state=True))
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
         """End fetching, threads and connections of this process. Idempotent; a new iteration starts them again."""

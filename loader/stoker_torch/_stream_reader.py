@@ -81,7 +81,7 @@ class Worker:
             ConfigError: the epoch board has no row for a worker with this number.
         """
         if number >= MAX_WORKERS:
-            raise ConfigError(f"worker {number} is not in [0, {MAX_WORKERS}): use fewer workers")
+            raise ConfigError(f"worker {number} is beyond the limit of {MAX_WORKERS} workers; use fewer")
         return cls(number, count, 1 + base_seed % ((1 << _TAG_BITS) - 1))
 
     @classmethod

@@ -137,7 +137,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         else:
             self.abort(error)
 
-    # Ending.
+    # Closing.
 
     async def close(self) -> None:
         """Cancel all requests, send buffered data, and close; abort after ``CLOSE_TIMEOUT_SECONDS``."""

@@ -166,7 +166,7 @@ def test_functions_that_there_are_not_are_refused(url: Path, capsys: pytest.Capt
 
 def test_memory_that_is_too_small_is_an_error_in_one_line(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(url, "--epoch", "0", "--memory", "160MiB")) == 1
-    assert "in all or more" in capsys.readouterr().err
+    assert "or more in total" in capsys.readouterr().err
 
 
 def test_the_most_epochs_can_be_kept(url: Path) -> None:

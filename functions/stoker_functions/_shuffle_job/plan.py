@@ -71,9 +71,9 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= MAX_LANES:
-            raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
+            raise ConfigError(f"lanes must be in [1, {MAX_LANES}], not {self.lanes}")
         if not 1 <= self.slices <= self.max_slices:
-            raise ConfigError(f"slices {self.slices} is not in [1, {self.max_slices}], for {self.lanes} lanes")
+            raise ConfigError(f"slices must be in [1, {self.max_slices}] for {self.lanes} lanes, not {self.slices}")
 
     @property
     def max_slices(self) -> int:

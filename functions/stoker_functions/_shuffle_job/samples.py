@@ -100,9 +100,9 @@ class TaskMemory:
         passing_bytes = (reads + _HEDGES) * largest_bytes + (uploads + 2) * written_bytes
         if memory_bytes < 2 * passing_bytes:
             raise MemoryBudgetError(
-                f"{format_bytes(memory_bytes)} of memory beside the program are too small to shuffle super-samples of "
-                f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _RESERVED_BYTES)} in all "
-                "or more"
+                f"memory of {format_bytes(memory_bytes)} besides the program is too small to shuffle super-samples of "
+                f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _RESERVED_BYTES)} or "
+                "more in total"
             )
         return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
 
@@ -117,9 +117,9 @@ class TaskMemory:
         least_bytes = max(2 * max_sample_bytes(manifest, manifest.schema), 1)
         if group_bytes < least_bytes:
             raise MemoryBudgetError(
-                f"to read by ranges takes the heads of all super-samples, {format_bytes(heads_bytes)}, and three "
-                f"groups of samples, {format_bytes(3 * least_bytes)}: more than the {format_bytes(self.values_bytes)} "
-                "there are; give more memory, or another way"
+                f"reading by ranges needs {format_bytes(heads_bytes)} for the heads of all super-samples and "
+                f"{format_bytes(3 * least_bytes)} for three groups of samples, but {format_bytes(self.values_bytes)} "
+                "are available; give more memory, or another way"
             )
         return group_bytes
 

@@ -178,7 +178,7 @@ class LocalBucket:
         self._server: asyncio.Server | None = None
         self._url = ""
 
-    # --- use ----------------------------------------------------------------------------------------------------
+    # Control and inspection.
 
     @property
     def url(self) -> str:
@@ -216,7 +216,7 @@ class LocalBucket:
         """Replace the network shape: delays from the next request on, rates for new connections."""
         self._shaper = Shaper(shape)
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # Starting and closing.
 
     async def __aenter__(self) -> LocalBucket:
         loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class LocalBucket:
         await self._server.wait_closed()
         self._server, self._url = None, ""
 
-    # --- one connection -----------------------------------------------------------------------------------------
+    # Connections.
 
     async def _serve(self, wire: ServerConnection) -> None:
         self._connections.add(wire)

@@ -149,7 +149,7 @@ class LocalGcs:
         self.requests[f"{request.method} {response.status}"] += 1
         return response
 
-    # --- buckets ------------------------------------------------------------------------------------------------
+    # Buckets.
 
     def _bucket(self, request: web.Request) -> ObjectMap:
         bucket = self.buckets.get(request.match_info["bucket"])
@@ -192,7 +192,7 @@ class LocalGcs:
             listing["nextPageToken"] = base64.urlsafe_b64encode(page.next_start.encode()).decode()
         return web.json_response(listing)
 
-    # --- objects ------------------------------------------------------------------------------------------------
+    # Objects.
 
     def _object(self, request: web.Request) -> StoredObject:
         stored = self._bucket(request).get(request.match_info["key"])

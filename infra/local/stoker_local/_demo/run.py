@@ -68,7 +68,7 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
         workers = workers or _tune_workers(epochs, screen)
         _warm_up()
 
-        def trained(name: str, workers_text: str, opening: AbstractContextManager[Batches]) -> TrainingResult:
+        def run_training(name: str, workers_text: str, opening: AbstractContextManager[Batches]) -> TrainingResult:
             """Train on the batches that ``opening`` opens, with the same model, bucket, test and display each time."""
             screen.draw(f"{name} starts ...")
             bucket.reset()
@@ -81,10 +81,10 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
             )
 
         opening = open_dataloader(_BUCKET, f"{_IMAGES}/", workers, _BATCH_SIZE, seed)
-        direct = trained("DataLoader", f"{workers} worker processes", opening)
-        ended: list[LoaderStatistics] = []
-        loader = trained("stoker's Loader", "no worker processes", _open_loader(epochs, seed, ended.append))
-    return _print_conclusion(direct, loader, ended[0].bucket_wait_seconds, screen)
+        direct = run_training("DataLoader", f"{workers} worker processes", opening)
+        statistics: list[LoaderStatistics] = []
+        loader = run_training("stoker's Loader", "no worker processes", _open_loader(epochs, seed, statistics.append))
+    return _print_conclusion(direct, loader, statistics[0].bucket_wait_seconds, screen)
 
 
 async def _fill_bucket(train_digits: training.Digits, screen: Screen) -> None:

@@ -94,7 +94,7 @@ class FunctionCloud:
         self._session = session
         self._clock = clock
 
-    # --- use ----------------------------------------------------------------------------------------------------
+    # Control and inspection.
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that point AWS clients' Lambda calls to this cloud, with the first key."""
@@ -151,7 +151,7 @@ class FunctionCloud:
         """Return the output of the function's newest 200 invocations."""
         return "".join(self._recorder.recorders[function].logs)
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # Starting and closing.
 
     async def _start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
         """Start all servers and triggers, which ``stack`` ends; only :func:`function_cloud` calls this."""

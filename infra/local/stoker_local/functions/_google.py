@@ -231,7 +231,7 @@ class GoogleService(InstancePool[GoogleInstance]):
             return web.Response(status=500, text="The response is larger than 32 MiB.")
         return web.Response(status=answer.status, body=content, headers=_end_to_end_headers(answer.headers))
 
-    # --- instances ----------------------------------------------------------------------------------------------
+    # Instances.
 
     def _acquire_instance(self) -> GoogleInstance:
         """Return an instance with capacity for one more request, and count the request; start one if there is none."""

@@ -239,7 +239,7 @@ class LambdaService(InstancePool[Sandbox]):
         self.recorder.record_event(event, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
 
-    # --- events -------------------------------------------------------------------------------------------------
+    # Events.
 
     def deliver_event(self, invocation: Invocation) -> asyncio.Task[None]:
         """Invoke the function asynchronously; the task ends when the event has been handled or all retries failed."""

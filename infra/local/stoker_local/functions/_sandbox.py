@@ -48,7 +48,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
     def __repr__(self) -> str:
         return f"<Sandbox {self.name} {self._api.state}>"
 
-    # --- its process --------------------------------------------------------------------------------------------
+    # The process.
 
     @asynccontextmanager
     async def _plan_process(self) -> AsyncIterator[ProcessPlan]:
@@ -94,7 +94,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         if self._api.state is not InstanceState.FROZEN:
             super().thaw()
 
-    # --- its work -----------------------------------------------------------------------------------------------
+    # Invocations.
 
     async def start(self) -> HandlerResult | None:
         """Wait until the instance polls for work; return an error if it ends, fails or takes too long instead."""
