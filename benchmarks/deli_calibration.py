@@ -131,7 +131,7 @@ def _error(known: Measurement, ours: SampleEpoch) -> tuple[float, float]:
     return miss, ours.wait_seconds / known.wait_seconds - 1
 
 
-def fitted(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
+def fit_costs(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
     """Return the costs with which a model fits the points best."""
 
     def distance(factors: NDArray[np.float64]) -> float:
@@ -146,9 +146,9 @@ def fitted(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
 
 def _line(model: Model) -> str:
     settings = by_setting()
-    costs = fitted(model, settings)
+    costs = fit_costs(model, settings)
     folds = [(settings[::2], settings[1::2]), (settings[1::2], settings[::2])]
-    unseen = np.vstack([errors(fitted(model, seen), rest) for seen, rest in folds])
+    unseen = np.vstack([errors(fit_costs(model, seen), rest) for seen, rest in folds])
     return f"| {model.name} | {model.free} | {_worst(errors(costs, settings))} | {_worst(unseen)} |"
 
 
@@ -160,7 +160,7 @@ def _worst(found: NDArray[np.float64]) -> str:
 def main(arguments: list[str]) -> int:
     """Print the constants of the chosen model, and with ``all`` the errors of all models."""
     settings = by_setting()
-    costs = fitted(CHOSEN, settings)
+    costs = fit_costs(CHOSEN, settings)
     for name, each in costs.items():
         print(name, ", ".join(f"{field.name}={getattr(each, field.name):.4g}" for field in fields(each)))
     in_use = {name: workload.costs for name, workload in WORKLOADS.items()}

@@ -89,7 +89,7 @@ def create_loader() -> Loader:
     return Loader(URL, batch_size=BATCH, memory="4MB", decode={"caption": lambda text: len(text)}, workers=2)
 
 
-def trained(times: int, epochs_each: int, kept: list[object] | None) -> Iterator[Usage]:
+def train_repeatedly(times: int, epochs_each: int, kept: list[object] | None) -> Iterator[Usage]:
     """Train the given number of epochs repeatedly, and yield the memory in use after each time."""
     with create_loader() as loader:
         for epoch in range(times * epochs_each):
@@ -129,7 +129,7 @@ def table(usages: list[Usage]) -> str:
     return "\n".join(lines)
 
 
-def grown(usages: list[Usage]) -> list[str]:
+def find_growth(usages: list[Usage]) -> list[str]:
     """Return a description of what grows."""
     epochs = usages[-1].epochs - usages[0].epochs
     limits = {**LIMITS, "objects": max(LIMITS["objects"], OBJECTS_APART / epochs)}
@@ -154,10 +154,10 @@ def main() -> int:
     with bucket_process(BucketConfig(buckets=(BucketSpec(name="stoker", anonymous=True),))) as bucket:
         os.environ.update(bucket.environment())
         pack()
-        usages = list(trained(TIMES, epochs_each, [] if arguments.leak else None))
+        usages = list(train_repeatedly(TIMES, epochs_each, [] if arguments.leak else None))
     steady = usages[TIMES // 4 :]
     print(table(steady))
-    found = grown(steady)
+    found = find_growth(steady)
     print("\ngrowth an epoch: " + ", ".join(f"{growth(steady, name):,.2f} {name}" for name in LIMITS))
     print("\n".join(found) or "flat")
     return 1 if found else 0

@@ -194,7 +194,7 @@ def main() -> None:
     elif options.limit == "gather":
         measure = partial(_gather, options.workload, options.source, options.batch, options.epochs)
     else:
-        measure = partial(_decoded, options.source)
+        measure = partial(_decode, options.source)
     imports_cpu_seconds = time.process_time()
     samples, seconds = measure()
     result = {
@@ -205,7 +205,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def _decoded(folder: Path) -> tuple[int, float]:
+def _decode(folder: Path) -> tuple[int, float]:
     return len(Jpegs(folder)), decode_seconds(folder)
 
 

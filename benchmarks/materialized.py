@@ -93,7 +93,7 @@ def labels(kind: Kind, url: str, shuffle: Any) -> list[int]:
         return [int(label) for batch in loader for label in batch["label"]]
 
 
-def measured(kind: Kind, bucket: BucketProcess, url: str) -> list[str]:
+def measure(kind: Kind, bucket: BucketProcess, url: str) -> list[str]:
     pack(kind, url)
     with Stopwatch(bucket) as watch:
         full = labels(kind, url, "full")
@@ -124,7 +124,7 @@ def main(names: list[str]) -> None:
             print(f"\n`{name}`: {kind.samples:,} samples, {format_bytes(size_bytes)}, memory", end=" ")
             print(f"{format_bytes(kind.memory_bytes)}\n\n| what | GETs | PUTs | read | seconds |")
             print("| --- | ---: | ---: | ---: | ---: |", flush=True)
-            print(*measured(kind, bucket, f"s3://stoker/{name}"), sep="\n", flush=True)
+            print(*measure(kind, bucket, f"s3://stoker/{name}"), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def first_batch(index: Manifest, epoch: int, position: int) -> None:
     index.key(step.first_uses[0][1])
 
 
-def timed(function: Callable[[], object]) -> float:
+def measure_seconds(function: Callable[[], object]) -> float:
     seconds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -66,9 +66,12 @@ def main() -> None:
     data = manifest().to_bytes()
     index = Manifest.from_bytes(data)
     rows = [
-        (f"read the manifest ({len(data) / 1e6:.0f} MB)", timed(lambda: Manifest.from_bytes(data))),
-        ("first batch of the run", timed(lambda: first_batch(index, 0, 0))),
-        ("first batch from the middle of epoch 3", timed(lambda: first_batch(index, 3, index.samples // 2 + 12_345))),
+        (f"read the manifest ({len(data) / 1e6:.0f} MB)", measure_seconds(lambda: Manifest.from_bytes(data))),
+        ("first batch of the run", measure_seconds(lambda: first_batch(index, 0, 0))),
+        (
+            "first batch from the middle of epoch 3",
+            measure_seconds(lambda: first_batch(index, 3, index.samples // 2 + 12_345)),
+        ),
     ]
     print(f"{SUPER_SAMPLES:,} super-samples, {index.samples:,} samples, {RANKS} ranks; median of {ROUNDS} rounds\n")
     print("| what | seconds |\n| --- | ---: |")

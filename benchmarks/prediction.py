@@ -113,7 +113,7 @@ def pack(url: str, configuration: Configuration) -> None:
         packer.extend({"image": image, "label": number} for number, image in enumerate(images))
 
 
-def predicted(url: str, configuration: Configuration) -> Prediction:
+def predict_run(url: str, configuration: Configuration) -> Prediction:
     """Probe the bucket as `stoker plan` does, and predict."""
 
     async def look() -> tuple[Manifest, float, Probe]:
@@ -145,7 +145,7 @@ def predicted(url: str, configuration: Configuration) -> Prediction:
     )
 
 
-def observed(url: str, configuration: Configuration) -> Observed:
+def measure_run(url: str, configuration: Configuration) -> Observed:
     """Run a loader for three epochs; the second represents the later ones, as in a prediction."""
     step_seconds = configuration.batch_size / configuration.samples_per_second
     seconds, waits, started = [], [], time.perf_counter()
@@ -188,7 +188,7 @@ def environment(bucket: BucketProcess) -> Iterator[None]:
         os.environ.update(before)
 
 
-def compared(configuration: Configuration, repeats: int) -> dict[str, object]:
+def compare_runs(configuration: Configuration, repeats: int) -> dict[str, object]:
     """Return the predicted and measured figures, and their ratios."""
     url = "s3://stoker/data"
     pairs: list[tuple[Prediction, Observed]] = []
@@ -197,7 +197,7 @@ def compared(configuration: Configuration, repeats: int) -> dict[str, object]:
         bucket.reshape(configuration.shape)
         for _ in range(repeats):
             time.sleep(REST_SECONDS)
-            pairs.append((predicted(url, configuration), observed(url, configuration)))
+            pairs.append((predict_run(url, configuration), measure_run(url, configuration)))
 
     def ratio(name: str) -> float:
         expected: Callable[[Prediction], float] = {
@@ -232,7 +232,7 @@ def main() -> None:
     for each in CONFIGURATIONS:
         if options.only and each.name not in options.only:
             continue
-        row = compared(each, options.repeats)
+        row = compare_runs(each, options.repeats)
         rows.append(row)
         ratios = " | ".join(f"{row[name]:.2f}" for name in ("first_batch", "first_epoch", "later_epochs", "requests"))
         print(f"| {each.name} | {ratios} | {row['stall_predicted']:.1%} | {row['stall_measured']:.1%} |")

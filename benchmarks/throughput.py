@@ -108,7 +108,7 @@ def deliver(loader: Loader, epochs: int) -> None:
             pass
 
 
-def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
+def measure(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
     found: dict[str, list[Figure]] = {name: [] for name in TITLES}
     first_batch = []
     config = BucketConfig(shape=PROFILES[profile], buckets=(BucketSpec(name="stoker", anonymous=True),))
@@ -159,7 +159,7 @@ def main(profiles: list[str]) -> None:
     print(f"{SAMPLES:,} samples of {SAMPLE_BYTES} bytes, medians of {ROUNDS} rounds, {os.cpu_count()} cores for all")
     pack(images, MEMORY_URL)
     for profile in profiles:
-        print(table(measured(profile, images)))
+        print(table(measure(profile, images)))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def plain(reads: int) -> tuple[float, float]:
         return seconds, used + asked.recv()
 
 
-async def wired(work: str, reads: int) -> tuple[float, float]:
+async def transfer_over_connections(work: str, reads: int) -> tuple[float, float]:
     shards, shard_bytes = SHARDS[work]
     into = [memoryview(bytearray(shard_bytes)) for _ in range(shards)]
     made: list[ProxyConnection] = []
@@ -148,11 +148,11 @@ async def wired(work: str, reads: int) -> tuple[float, float]:
             return seconds, used + asked.recv()
 
 
-def measured(rounds: int, reads: int) -> dict[str, tuple[float, float]]:
+def measure(rounds: int, reads: int) -> dict[str, tuple[float, float]]:
     """Return GB/s and processor seconds per GB of each variant, medians over rounds."""
     doing: dict[str, Callable[[], tuple[float, float]]] = {
         "plain": lambda: plain(reads),
-        **{work: lambda work=work: asyncio.run(wired(work, reads)) for work in SHARDS},  # type: ignore[misc]
+        **{work: lambda work=work: asyncio.run(transfer_over_connections(work, reads)) for work in SHARDS},  # type: ignore[misc]
     }
     found: dict[str, list[tuple[float, float]]] = {work: [] for work in WORKS}
     for _ in range(rounds):
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> None:
     print("| piece KiB | work | GB/s | of plain | CPU s/GB | of plain |\n|---|---|---|---|---|---|")
     for size_kib in options.piece_kib or [_connection.MAX_WRITE_BYTES >> 10]:
         _connection.MAX_WRITE_BYTES = size_kib << 10  # also for processes that are forked later
-        figures = measured(options.rounds, options.reads)
+        figures = measure(options.rounds, options.reads)
         rate, used = figures["plain"]
         for work, (its_rate, its_used) in figures.items():
             print(

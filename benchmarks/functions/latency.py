@@ -92,8 +92,8 @@ class Cases:
             ("node", "`warm_node`, a call that keeps it warm", "warm_node", self._keep, {"held_bytes": 0}),
         )
         return {
-            name: Case(title=title, function=called, prepare=prepare, expected=expected)
-            for name, title, called, prepare, expected in rows
+            name: Case(title=title, function=function, prepare=prepare, expected=expected)
+            for name, title, function, prepare, expected in rows
         }
 
     async def prepare(self) -> None:
@@ -194,10 +194,10 @@ async def latency(patience: Patience) -> str:
 
 async def calls(place: Stage, case: Case) -> list[Sample]:
     """Call a function once cold, then a few times warm."""
-    return [await called(place, case, is_cold=number == 0) for number in range(1 + WARM_CALLS)]
+    return [await call_once(place, case, is_cold=number == 0) for number in range(1 + WARM_CALLS)]
 
 
-async def called(place: Stage, case: Case, *, is_cold: bool) -> Sample:
+async def call_once(place: Stage, case: Case, *, is_cold: bool) -> Sample:
     """Call a function once.
 
     Raises:
@@ -208,7 +208,7 @@ async def called(place: Stage, case: Case, *, is_cold: bool) -> Sample:
         place.cloud.reclaim()
         while any(figures.instances for figures in place.cloud.statistics().values()):  # noqa: ASYNC110  (no event)
             await asyncio.sleep(0.05)
-    with place.measured() as usage:
+    with place.measure() as usage:
         outcome = await place.invoke(case.function, event)
     result = json.loads(outcome.payload)
     if outcome.is_cold != is_cold or {**result, **case.expected} != result:

@@ -99,16 +99,16 @@ async def packing(patience: Patience) -> str:
         for number in range(ROUNDS):
             for kind in KINDS:
                 for way in WAYS:
-                    one = partial(measured, place, kind, raws[kind.name], way)
+                    one = partial(measure, place, kind, raws[kind.name], way)
                     found[kind.name, way].append(await patience.measure(one))
                     print(f"round {number}, {kind.name}, {way}: {found[kind.name, way][-1]}", flush=True)
     return text(found)
 
 
-async def measured(place: Stage, kind: Kind, objects: Sequence[ObjectInfo], way: str) -> Figure:
+async def measure(place: Stage, kind: Kind, objects: Sequence[ObjectInfo], way: str) -> Figure:
     """Measure one invocation, on a new data set."""
     event = pack_event(kind.name, objects, f"{kind.name}-{way}")
-    with place.measured() as usage:
+    with place.measure() as usage:
         outcome = await place.invoke(way, event)
     place.bucket.objects["data"].clear()
     return figure(kind, usage, outcome.seconds, gb_seconds(outcome))

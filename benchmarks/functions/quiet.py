@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import psutil
 
-__all__ = ["Measured", "Patience", "Watch", "functions_cpu_seconds"]
+__all__ = ["MeasurementWithLoad", "Patience", "Watch", "functions_cpu_seconds"]
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Generic[T]):
+class MeasurementWithLoad(Generic[T]):
     """A measurement, and the number of processors that other programs used meanwhile."""
 
     figure: T
@@ -66,14 +66,14 @@ class Patience:
 
     async def measure(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the least disturbed of a few measurements, or the first if it was hardly disturbed."""
-        kept: list[Measured[T]] = []
+        kept: list[MeasurementWithLoad[T]] = []
         while not kept or (len(kept) < _TRIES and self.seconds > 0):
             await self._quiet()
             started = time.perf_counter()
             with Watch() as watch:
                 figure = await work()
             self.seconds -= time.perf_counter() - started if kept else 0.0
-            kept.append(Measured(figure, watch.foreign_processors))
+            kept.append(MeasurementWithLoad(figure, watch.foreign_processors))
             if watch.foreign_processors <= _BEARABLE_PROCESSORS:
                 break
         best = min(kept, key=lambda each: each.foreign_processors)

@@ -77,7 +77,7 @@ async def scaling(patience: Patience) -> str:
                 )
                 events = _events(place, setting)
                 for functions in FUNCTIONS:
-                    figure = await patience.measure(partial(measured, place, setting, events, functions))
+                    figure = await patience.measure(partial(measure, place, setting, events, functions))
                     found[setting.title, functions].append(figure)
                     print(f"round {number}, {setting.title}, {functions} functions: {figure}", flush=True)
     return text(found)
@@ -91,7 +91,7 @@ def _events(place: Stage, setting: Setting) -> list[dict[str, Any]]:
     return warming + [pack_event("raw", objects[start : start + setting.samples], "packed") for start in starts]
 
 
-async def measured(place: Stage, setting: Setting, events: Sequence[Any], functions: int) -> Figure:
+async def measure(place: Stage, setting: Setting, events: Sequence[Any], functions: int) -> Figure:
     """Pack all parts with ``functions`` warm functions."""
     place.cloud.reclaim()
     place.bucket.objects["data"].clear()
@@ -102,7 +102,7 @@ async def measured(place: Stage, setting: Setting, events: Sequence[Any], functi
         for event in parts:
             await place.invoke("pack", event)
 
-    with place.measured() as usage:
+    with place.measure() as usage:
         async with asyncio.TaskGroup() as group:
             for _ in range(functions):
                 group.create_task(work())

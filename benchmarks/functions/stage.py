@@ -101,7 +101,7 @@ class Stage:
         return outcome
 
     @contextmanager
-    def measured(self) -> Iterator[Usage]:
+    def measure(self) -> Iterator[Usage]:
         """Yield the resource usage of the block, complete after it; the functions in it must be warm."""
         usage, before = Usage(), Counter(self.bucket.counts.requests)
         started, ours, theirs = time.perf_counter(), time.process_time(), functions_cpu_seconds()

@@ -84,7 +84,7 @@ async def turn(place: Place, objects: Objects, reads: int, into: memoryview) -> 
     )
 
 
-async def measured(names: Sequence[str], objects: Objects, *, rounds: int, reads: int) -> tuple[dict[str, str], Turns]:
+async def measure(names: Sequence[str], objects: Objects, *, rounds: int, reads: int) -> tuple[dict[str, str], Turns]:
     """Return the places' titles, and their turns.
 
     Args:
@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
     rounds, reads = (2, 6) if given.quick else (9, 60)
     for size_bytes in SIZES:
         objects = Objects(BYTES // size_bytes, size_bytes)
-        titles, turns = asyncio.run(measured(given.places or tuple(PLACES), objects, rounds=rounds, reads=reads))
+        titles, turns = asyncio.run(measure(given.places or tuple(PLACES), objects, rounds=rounds, reads=reads))
         print(f"\nobjects of {size_bytes >> 20} MiB, {reads} reads a round, medians of {rounds} rounds\n")
         print(table(_HEADER, rows(titles, turns)))
         if size_bytes == SIZES[0]:

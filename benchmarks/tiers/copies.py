@@ -32,7 +32,7 @@ def child(serve: Callable[..., None], core: int | None, *arguments: Any) -> Iter
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_pinned, args=(serve, core, theirs, arguments), daemon=True)
+    process = context.Process(target=_serve_on_core, args=(serve, core, theirs, arguments), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -46,7 +46,7 @@ def child(serve: Callable[..., None], core: int | None, *arguments: Any) -> Iter
         process.kill()
 
 
-def _pinned(serve: Callable[..., None], core: int | None, pipe: Pipe, arguments: Sequence[Any]) -> None:
+def _serve_on_core(serve: Callable[..., None], core: int | None, pipe: Pipe, arguments: Sequence[Any]) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
     serve(pipe, *arguments)

@@ -77,14 +77,14 @@ async def tier_server(objects: Objects, core: int | None, *, is_tls: bool) -> As
     with child(_serve, core, limit_bytes, is_tls) as (pid, url):
         tier = SharedTier([ServerAddress.parse(url)], _SECRET)
         try:
-            refs = [await _offered(tier, ref, body) for ref, body in objects.refs()]
+            refs = [await _offer(tier, ref, body) for ref, body in objects.refs()]
             name = f"stoker tier serve{', TLS' if is_tls else ''}"
             yield _of_tier(name, tier, refs, lambda: processor_seconds(pid))
         finally:
             await tier.close()
 
 
-async def _offered(tier: SharedTier, ref: ObjectRef, body: bytes) -> ObjectRef:
+async def _offer(tier: SharedTier, ref: ObjectRef, body: bytes) -> ObjectRef:
     """Offer an object, and wait until it can be read."""
     into = memoryview(bytearray(len(body)))
     tier.offer(ref, memoryview(body))
@@ -97,7 +97,7 @@ async def _offered(tier: SharedTier, ref: ObjectRef, body: bytes) -> ObjectRef:
 # Caches of this machine.
 
 
-async def _filled(tier: ManagedTier, objects: Objects) -> list[ObjectRef]:
+async def _fill(tier: ManagedTier, objects: Objects) -> list[ObjectRef]:
     manifest = objects.manifest()
     await tier.follow(manifest, forecast(manifest))
     for row, body in enumerate(objects.bodies()):
@@ -110,7 +110,7 @@ async def memory_cache(objects: Objects, core: int | None) -> AsyncIterator[Plac
     """Read from a loader's memory cache."""
     tier = MemoryTier(2 * objects.count * objects.size_bytes, "lru", largest_bytes=objects.size_bytes)
     try:
-        yield _of_tier("memory cache", tier, await _filled(tier, objects))
+        yield _of_tier("memory cache", tier, await _fill(tier, objects))
     finally:
         await tier.close()
 
@@ -123,7 +123,7 @@ async def disk_cache(objects: Objects, core: int | None) -> AsyncIterator[Place]
         config = FolderConfig(path=Path(folder), dataset="hits", owners=1, preferred=0, share_bytes=share_bytes)
         tier = DiskTier(config, "lru", largest_bytes=objects.size_bytes, max_queued_bytes=share_bytes)
         try:
-            refs = await _filled(tier, objects)
+            refs = await _fill(tier, objects)
             await tier.flush()
             yield _of_tier("disk cache, page cache", tier, refs)
         finally:

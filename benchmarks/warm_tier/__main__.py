@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.document import table
 from benchmarks.warm_tier.memory import memory
-from benchmarks.warm_tier.rate import Rates, measured, measured_program
+from benchmarks.warm_tier.rate import Rates, measure, measure_program
 from benchmarks.warm_tier.tail import tails
 from stoker_warm._erasure import ErasureCode
 
@@ -18,8 +18,8 @@ CODES = (ErasureCode(10, 1), ErasureCode(4, 2), ErasureCode(10, 2))
 
 def show_rate(quick: bool) -> None:
     rounds, reads = (2, 20) if quick else (9, 60)
-    rows = [_row(str(code), asyncio.run(measured(code, rounds, reads))) for code in CODES]
-    rows.append(_row(f"{CODES[0]}, a proxy of its own", asyncio.run(measured_program(CODES[0], rounds, reads))))
+    rows = [_row(str(code), asyncio.run(measure(code, rounds, reads))) for code in CODES]
+    rows.append(_row(f"{CODES[0]}, a proxy of its own", asyncio.run(measure_program(CODES[0], rounds, reads))))
     print("8 MiB, one read after the other; rate and processor time over those of a plain TCP copy in the same round;")
     print("medians of", rounds, "rounds")
     print(table(("code", "GB/s", "plain copy GB/s", "rate", "processor time", "read"), rows))

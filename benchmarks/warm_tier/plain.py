@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Copied", "copied"]
+__all__ = ["Copied", "copy_bodies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def _send(
         spent.put(time.process_time() - before)
 
 
-def copied(bodies: Sequence[bytes], times: int) -> Copied:
+def copy_bodies(bodies: Sequence[bytes], times: int) -> Copied:
     """Copy bodies in turn, each on a request, with blocking calls, into mapped memory."""
     context = multiprocessing.get_context("spawn")
     spent: multiprocessing.SimpleQueue[float] = context.SimpleQueue()

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.warm_tier.fleet import Object, create_objects, fleet, processor_seconds
-from benchmarks.warm_tier.plain import Copied, copied
+from benchmarks.warm_tier.plain import Copied, copy_bodies
 from stoker.abc import Tier
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import WarmTier
 
-__all__ = ["Rates", "measured", "measured_program", "patient"]
+__all__ = ["Rates", "measure", "measure_program", "patient"]
 
 OBJECT_BYTES, OBJECTS = 8 << 20, 6
 _KNOWN_SECONDS = 120.0
@@ -61,7 +61,7 @@ class Rates:
     median_seconds: float
 
 
-async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
+async def measure(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, with the proxy of this process."""
     objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
@@ -70,7 +70,7 @@ async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
         return await _rates(code, tier, running.node_seconds, objects, (rounds, reads))
 
 
-async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
+async def measure_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, with a proxy in another process, over HTTP: one more hop."""
     objects = create_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
@@ -117,7 +117,7 @@ async def _rates(
 async def _round(
     tier: Tier, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
 ) -> tuple[Copied, Copied, list[float]]:
-    plain = copied([each.data for each in objects], reads)
+    plain = copy_bodies([each.data for each in objects], reads)
     before = time.process_time() + seconds_of_others()
     seconds = await _read(tier, objects, reads)
     spent = time.process_time() + seconds_of_others() - before

@@ -7,7 +7,7 @@ import os
 
 import pytest
 from benchmarks.tiers import __main__ as program
-from benchmarks.tiers.__main__ import Turn, measured, ratio, rows, turn, verdicts
+from benchmarks.tiers.__main__ import Turn, measure, ratio, rows, turn, verdicts
 from benchmarks.tiers.place import Objects, Place
 from benchmarks.tiers.places import PLACES
 
@@ -63,7 +63,7 @@ def test_a_turn_reads_all_objects_in_turn_after_some_that_do_not_count() -> None
 
 def test_places_deliver_what_they_were_filled_with_and_give_back_what_they_took() -> None:
     names, cores = ("plain", "tls", "serve", "serve-tls", "memory", "disk"), os.sched_getaffinity(0)
-    titles, turns = asyncio.run(measured(names, Objects(3, 100_000), rounds=2, reads=3))
+    titles, turns = asyncio.run(measure(names, Objects(3, 100_000), rounds=2, reads=3))
     assert tuple(titles) == tuple(turns) == names
     assert titles["serve"] == "stoker tier serve"
     assert titles["serve-tls"] == "stoker tier serve, TLS"
