@@ -190,7 +190,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--scale", type=float, help="of the workloads; default: 1")
     parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT_SECONDS, help="of a cell, in seconds")
     parser.add_argument("--output", type=Path, help="default: results/full.jsonl, quick.jsonl or selection.jsonl")
-    parser.add_argument("--afresh", action="store_true", help="do not go on where an interrupted run was")
+    parser.add_argument("--afresh", action="store_true", help="discard the results of an interrupted run")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Pack records, parts and catalogs in Redis that the functions of stoker 1 left are gone on with today."""
+"""Pack records, parts and catalogs in Redis that the functions of stoker 1 left are usable with this version."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_killed_and_throttled_functions_pack_every_object_once_and_report_the_bi
     dollars = re.search(r"\$(\d+\.\d+) for functions", said)
     assert dollars is not None
     billed = sum(each.dollars for each in cloud.statistics().values())
-    assert billed / 10 < float(dollars[1]) < billed * 10, "calls in vain are reckoned by the time that they took"
+    assert billed / 10 < float(dollars[1]) < billed * 10, "failed calls are estimated by their duration"
 
 
 def test_what_a_function_may_not_touch_is_its_error_and_nothing_is_packed(clouds: Clouds) -> None:

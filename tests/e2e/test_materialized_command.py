@@ -1,4 +1,4 @@
-"""``stoker shuffle``: epochs made by the command, killed and gone on with, and read by a loader."""
+"""``stoker shuffle``: epochs that the command writes, is killed at, and resumes, read by a loader."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def check_same(store: Store, mode: str, samples: int) -> None:
 
 
 def kill_and_finish(place: Place, mode: str, samples: int, deaths: Sequence[Death]) -> None:
-    """Pack once for each death, each going on where the last was killed, and once to the end."""
+    """Pack once for each death, each time resuming where the last was killed, and once to the end."""
     place.run(lambda store: prepare(store, mode))
     for death in deaths:
         task = PackTask(place=place, samples=samples, mode=mode, death=death)

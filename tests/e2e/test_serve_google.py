@@ -65,7 +65,7 @@ def test_a_google_account_suffices_to_train_from_the_function(url: str, monkeypa
 
 
 def test_an_account_refused_by_the_platform_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with machine_account(monkeypatch, lambda: "MARKER-of-somebody"), pytest.raises(PermissionError) as caught:
+    with machine_account(monkeypatch, lambda: "MARKER-of-another"), pytest.raises(PermissionError) as caught:
         stoker.open(f"stoker+{url}/v1/train", options=GOOGLE)
     assert "MARKER" not in str(caught.value)
     with pytest.raises(CredentialsError, match="auth='google'"):

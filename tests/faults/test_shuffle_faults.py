@@ -82,7 +82,7 @@ class FaultyBucket(FaultyStore):
 
     async def _put(self, key: str, data: bytes, if_absent: bool, if_tag: str | None) -> ObjectInfo:
         if (if_absent and key in self.objects) or (if_tag is not None and self.tags.get(key) != if_tag):
-            raise PreconditionFailedError(f"{key} was written by somebody else")
+            raise PreconditionFailedError(f"{key} was written by another process")
         self._writes += 1
         self.objects[key], self.tags[key] = data, f"w{self._writes}"
         return ObjectInfo(key=key, size_bytes=len(data), tag=self.tags[key])

@@ -1,6 +1,6 @@
 """Forged shards: nodes and relays that change, exchange and replay what they hold or carry; in virtual time.
 
-A read is right bytes or a miss, and what liars cost is bounded.
+A read returns the right bytes or is a miss, and the cost of faulty nodes is bounded.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost
         assert not faulty & set(tier.believed())
         assert corrupt(tier) <= 3 * len(faulty) + tier.config.code.shards, "but those that were asked for at once"
         assert [await tier.can_read(*each) for each in objects] == [True] * len(objects)
-        for minute in range(10):  # from here on, one each time that a liar has come again and was sent something
+        for minute in range(10):  # from now on, one each time that a faulty node reconnects and is sent a shard
             before = corrupt(tier)
             await asyncio.sleep(60.0)
             await tier.put(named(300 + minute, 3000))

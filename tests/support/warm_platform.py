@@ -345,7 +345,7 @@ class Tier:
         """Write objects, and wait until they are written."""
         for name, data in objects:
             self.proxy.objects.offer(name, memoryview(data))
-        while self.proxy.objects.write_tasks:  # noqa: ASYNC110 - tests ask as everybody can
+        while self.proxy.objects.write_tasks:  # noqa: ASYNC110 - tests use the public state
             await asyncio.sleep(0.01)
 
     def believed(self) -> dict[str, set[ShardId]]:

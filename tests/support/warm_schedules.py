@@ -137,7 +137,7 @@ class WarmRun:
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
         assert (len(proxy._tasks), len(proxy.objects.write_tasks), len(proxy._peer_server._connections)) == (0, 0, 0)
-        assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
+        assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "written to after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls
 
@@ -192,7 +192,7 @@ class WarmRun:
             self.counts["fetched"] += 1
             if rng.random() < 0.5:
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
-            assert bytes(ring.view(slot, ref.size_bytes)) == self.bodies[ref.key], "somebody wrote after the end"
+            assert bytes(ring.view(slot, ref.size_bytes)) == self.bodies[ref.key], "written to after the end"
             ring.release(slot)
         assert (ring.statistics().free, store.active) == (ring.slots, 0), "something was left behind"
         self.counts["from the tier"] += fetcher.stats.tier_hits.get("warm", 0)

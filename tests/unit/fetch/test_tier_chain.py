@@ -290,7 +290,7 @@ def test_no_fetch_waits_longer_than_for_the_store_and_a_tenth_of_a_second(
                 waits.append(seconds() - begun)
                 assert place.ring.view(slot, len(BODY)) == BODY
                 await asyncio.sleep(0.05)
-                assert place.ring.view(slot, len(BODY)) == BODY, "somebody wrote after the end"
+                assert place.ring.view(slot, len(BODY)) == BODY, "written to after the end"
                 place.ring.release(slot)
 
         async with asyncio.TaskGroup() as group:

@@ -274,7 +274,7 @@ def test_an_impossibly_large_number_is_one_gap() -> None:
         store = fresh_store()
         manifest = await pack(store, numbered_samples(30))
         await leave_data_only(store)
-        await store.put(object_key(manifest.runs[0].run, 9_999_999_999), b"of somebody else")
+        await store.put(object_key(manifest.runs[0].run, 9_999_999_999), b"of another writer")
         report = await rebuild_manifest(store, adopt=True)
         assert [bad.problem.partition(" ")[2][:25] for bad in report.gaps] == ["and the 9,999,999,988 aft"]
         assert len(report.refused) == 1
@@ -343,7 +343,7 @@ def test_a_version_that_none_can_follow_is_not_followed(where: str) -> None:
     async def main() -> None:
         store = await data_set()
         if where == "a version":
-            await store.put(version_key(999_999_999), b"of somebody else")
+            await store.put(version_key(999_999_999), b"of another writer")
         else:
             ((key, data), *_) = (await read_objects(store, "packs/")).items()
             await store.put(key, replace(PackRecord.from_bytes(data), version=999_999_999).to_bytes())

@@ -182,16 +182,16 @@ def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_p
         assert keep(first, f"{TENANT}/{name(number)}", bytes([number]) * 100)
     first.close()
     (tmp_path / TENANT / "objects" / f"{name(9)}.partial").write_bytes(b"half")
-    strangers = [tmp_path / TENANT / "objects" / "notes.txt", tmp_path / "project" / "objects" / name(1)]
-    strangers.append(tmp_path / TENANT / "objects" / name(8))
-    strangers[1].parent.mkdir(parents=True)
-    for each in strangers[:2]:
-        each.write_bytes(b"a stranger's")
-    strangers[2].symlink_to(strangers[0])
+    foreign = [tmp_path / TENANT / "objects" / "notes.txt", tmp_path / "project" / "objects" / name(1)]
+    foreign.append(tmp_path / TENANT / "objects" / name(8))
+    foreign[1].parent.mkdir(parents=True)
+    for each in foreign[:2]:
+        each.write_bytes(b"foreign")
+    foreign[2].symlink_to(foreign[0])
     second = FolderStorage(tmp_path, 250, believe)
     assert second.statistics().objects == 2
-    assert all(each.read_bytes() == b"a stranger's" for each in strangers)
-    files = {file.name for file in set(tmp_path.glob("*/objects/*")) - set(strangers)}
+    assert all(each.read_bytes() == b"foreign" for each in foreign)
+    files = {file.name for file in set(tmp_path.glob("*/objects/*")) - set(foreign)}
     assert {each for each in map(name, range(3)) if f"{TENANT}/{each}" in second} == files
     second.close()
 

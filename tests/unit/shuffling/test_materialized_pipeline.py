@@ -170,7 +170,7 @@ def test_an_error_that_full_would_meet_too_is_not_evaded(url: str) -> None:
         with pytest.raises(CredentialsError):
             list(iter(feed.next, None))
         store.is_gone = False
-        assert feed.next() is not None, "it goes on where it was"
+        assert feed.next() is not None, "it continues at the same place"
     finally:
         thread.close()
 

@@ -98,7 +98,7 @@ def test_many_thousand_pings_at_once_are_answered_within_bounds() -> None:
         assert 0 < len(node._outbox) <= (16 << 10) // HEADER_BYTES
         assert len(server.asked) < 3000
         flood.transport.resume_reading()
-        while len(server.asked) < 20_000:  # noqa: ASYNC110 - as everybody can ask
+        while len(server.asked) < 20_000:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.001)
         await node.flush()
         await asyncio.sleep(1)

@@ -79,7 +79,7 @@ def test_waiters_for_a_node_that_is_given_up_fail_at_once() -> None:
         reading = asyncio.ensure_future(made.can_read(NAME, DATA))
         await asyncio.sleep(1.0)
         for instance in made.platform.all_instances():
-            instance.freeze()  # so that the node may be awake when the third read is in vain
+            instance.freeze()  # so that the node may be awake when the third read fails
         waiting = asyncio.ensure_future(node.ping(60.0))
         assert not await reading
         with pytest.raises(ConnectionLostError, match="does not connect"):

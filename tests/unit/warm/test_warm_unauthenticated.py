@@ -25,7 +25,7 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
         await asyncio.sleep(2.0)
         assert made.believed() == {"warm-0": {SHARD}} == made.held()
         assert [instance.running for instance in made.platform.all_instances()] == [None, None]
-        assert len(made.proxy._peer_server._connections) == 1, "nothing is left of the stranger"
+        assert len(made.proxy._peer_server._connections) == 1, "nothing is left of the unauthenticated peer"
 
     check(test)
 
@@ -67,7 +67,7 @@ def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one
 
 
 def test_the_second_call_is_made_although_the_waiters_have_left() -> None:
-    """Otherwise the stranger would be the one with nothing to do at the next call, and believed."""
+    """Otherwise the unauthenticated peer would be idle at the next call, and trusted."""
 
     async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
