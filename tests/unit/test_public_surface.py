@@ -76,7 +76,8 @@ def test_importing_stoker_loads_errors_alone_and_each_name_what_it_needs() -> No
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded, names = done.stdout.splitlines()
     assert loaded.split() == [
-        *("stoker", "stoker._base", "stoker._base.plugins", "stoker._version", "stoker.errors", "typing")
+        *("stoker", "stoker._base", "stoker._base.plugins", "stoker._deprecation", "stoker._version", "stoker.errors"),
+        "typing",
     ]
     assert names == "Dataset 64 True"
 

@@ -24,7 +24,9 @@ class Reference(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of an object that was loaded."""
-        if obj.docstring is not None:
+        if obj.docstring is not None and obj.docstring.value.startswith("Deprecated name of "):
+            obj.docstring = None  # hidden: the page of the API reference lists these names
+        elif obj.docstring is not None:
             text = _EXAMPLE.sub(r"\1Examples:", _ROLE.sub(_reference, obj.docstring.value))
             obj.docstring.value = _LITERAL_BLOCK.sub(":", text)
 

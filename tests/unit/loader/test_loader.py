@@ -401,7 +401,7 @@ def test_rank_and_world_size_come_from_the_environment(url: str, monkeypatch: py
     with Loader(url, batch_size=10) as loader:
         assert (loader.rank, loader.world_size, loader.plan.lanes) == (1, 2, 2)
     monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ConfigError, match="RANK='one'"):
+    with pytest.raises(ConfigError, match="RANK and WORLD_SIZE must be integers, not 'one' and '2'"):
         Loader(url, batch_size=10)
 
 
