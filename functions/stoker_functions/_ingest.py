@@ -412,7 +412,7 @@ class _SourcePacker:
         store = self._deployment.source_store(self._source)
         unchanged: dict[str, ObjectInfo] = {}
 
-        async def look(info: ObjectInfo) -> None:
+        async def check_object(info: ObjectInfo) -> None:
             try:
                 now = await store.head(info.key)
             except NotFoundError:
@@ -420,7 +420,7 @@ class _SourcePacker:
             if now.tag == info.tag:
                 unchanged[info.key] = now
 
-        await for_each(objects, look, concurrency=_HEAD_CONCURRENCY)
+        await for_each(objects, check_object, concurrency=_HEAD_CONCURRENCY)
         return list(unchanged.values())
 
 

@@ -148,7 +148,7 @@ def spoil(run: Run, row: int, place: int) -> str:
 def test_a_value_spoilt_at_rest_is_an_error_that_names_object_column_and_row() -> None:
     run = Run(0)
     key = spoil(run, 2, -1)
-    with pytest.raises(FetchError, match=rf"{key}.*{key}: column 'sound' of row 43"):
+    with pytest.raises(FetchError, match=rf"{key} is corrupt: .* \(column 'sound' of row 43 is not what was packed\)"):
         run_virtual(run.play())
     assert run.leaves_nothing()
 

@@ -122,7 +122,7 @@ def test_a_window_block_has_one_part_of_every_piece_in_the_window() -> None:
     for block in range(3, 10):
         content = lane.block(block)
         assert content.pieces == range(block - 3, block + 1)
-        assert np.bincount(content.which).tolist() == [3, 3, 3, 3]
+        assert np.bincount(content.piece_indices).tolist() == [3, 3, 3, 3]
 
 
 def test_pieces_smaller_than_the_window_still_deliver_every_row_once() -> None:

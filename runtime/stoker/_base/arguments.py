@@ -132,12 +132,12 @@ def _bounds_of(hint: Any) -> list[NumberBound | _Choice]:
     return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, NumberBound)]
 
 
-def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:
+def check_names(given: Iterable[str], known_names: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:
     """Reject unknown keyword arguments.
 
     Args:
         given: names of the keyword arguments of a call.
-        known: names of the existing arguments.
+        known_names: names of the existing arguments.
         hints: advice for names that other libraries use, by name; none is an argument of ``owner``.
         owner: name of the class that is constructed, for messages.
 
@@ -145,14 +145,14 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
         ArgumentError: a name does not exist; the message says which to use.
     """
     for name in given:
-        if name in known:
+        if name in known_names:
             continue
         if name in hints:
             advice = f"; {hints[name]}"
-        elif likely := get_close_matches(name, known, n=1, cutoff=_SIMILARITY_CUTOFF):
+        elif likely := get_close_matches(name, known_names, n=1, cutoff=_SIMILARITY_CUTOFF):
             advice = f"; did you mean {likely[0]}=?"
         else:
-            advice = f"; it takes {', '.join(known)}"
+            advice = f"; it takes {', '.join(known_names)}"
         raise ArgumentError(f"{owner} has no argument {name}={advice}")
 
 

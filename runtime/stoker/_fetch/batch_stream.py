@@ -327,8 +327,8 @@ class BatchStream:
         sources: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
         for segment, segment_slots in located:
-            segment_which, segment_rows = segment.row_indices()
-            sources.append(segment_which + len(slots))
+            segment_sources, segment_rows = segment.row_indices()
+            sources.append(segment_sources + len(slots))
             rows.append(segment_rows)
             slots += segment_slots
         picked = self._reader.locate(slots, np.concatenate(sources), np.concatenate(rows))

@@ -308,18 +308,18 @@ class SampleGroupReader:
             self._groups_by_slot[slot] = ref, addresses
         return slot
 
-    def locate(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
+    def locate(self, slots: Sequence[int], slot_indices: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
         """Return the locations of samples of groups.
 
         Args:
             slots: slots of the groups.
-            which: ``int64 [samples]``, index into ``slots``.
+            slot_indices: ``int64 [samples]``, index into ``slots``.
             rows: ``int64 [samples]``, index of the sample in its group.
         """
         ring, heads = self._ring, self._heads
         placed = [self._groups_by_slot[slot] for slot in slots]
         firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
-        places = firsts[which] + rows
+        places = firsts[slot_indices] + rows
         addresses = np.concatenate(
             [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
         )[:, places]

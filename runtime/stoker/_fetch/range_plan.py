@@ -145,8 +145,8 @@ class SampleGroup:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> SampleGroup:
-        return SampleGroup(self.super_samples[which], self.rows[which])
+    def __getitem__(self, key: slice | NDArray[np.int64]) -> SampleGroup:
+        return SampleGroup(self.super_samples[key], self.rows[key])
 
     @classmethod
     def concatenate(cls, groups: Sequence[SampleGroup]) -> SampleGroup:

@@ -130,13 +130,13 @@ class _SuperSampleRows:
     Attributes:
         super_sample: manifest row of the super-sample.
         rows: ``int64 [rows]``, the requested rows, each once, ascending.
-        which: ``int64 [places]``, index into ``rows``.
+        row_indices: ``int64 [places]``, index into ``rows``.
         places: ``int64 [places]``, index in the request.
     """
 
     super_sample: int
     rows: NDArray[np.int64]
-    which: NDArray[np.int64]
+    row_indices: NDArray[np.int64]
     places: NDArray[np.int64]
 
 
@@ -251,7 +251,7 @@ class SampleReader:
         self, share: _SuperSampleRows, encoded: Mapping[str, Sequence[memoryview]], samples: list[dict[str, Any]]
     ) -> None:
         """Decode the requested samples into ``samples``, each separately, so that no two share memory."""
-        for place, row in zip(share.places.tolist(), share.which.tolist(), strict=True):
+        for place, row in zip(share.places.tolist(), share.row_indices.tolist(), strict=True):
             samples[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
 
 

@@ -180,18 +180,18 @@ class SuperSampleReader:
         self._seen_bytes += head.size_bytes
         return parts
 
-    def locate(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
+    def locate(self, slots: Sequence[int], slot_indices: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
         """Return the locations of rows of super-samples.
 
         Args:
             slots: slots of the super-samples.
-            which: ``int64 [samples]``, index into ``slots``.
+            slot_indices: ``int64 [samples]``, index into ``slots``.
             rows: ``int64 [samples]``, row in that super-sample.
         """
         heads = [self._heads_by_slot[slot] for slot in slots]
         bases = np.array([self._ring.offset(slot) for slot in slots])
-        values = locate_values(self.columns, self._ring.memory, [head for _, head in heads], bases, which, rows)
-        return RowLocations(np.array([row for row, _ in heads])[which], rows, values)
+        values = locate_values(self.columns, self._ring.memory, [head for _, head in heads], bases, slot_indices, rows)
+        return RowLocations(np.array([row for row, _ in heads])[slot_indices], rows, values)
 
 
 def locate_values(
@@ -199,7 +199,7 @@ def locate_values(
     memory: memoryview,
     heads: Sequence[Head],
     bases: NDArray[np.int64],
-    which: NDArray[np.int64],
+    head_indices: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> dict[str, ValueLocations]:
     """Return column name → locations of the values of rows of super-samples.
@@ -209,13 +209,13 @@ def locate_values(
         memory: memory that contains the super-samples.
         heads: heads of the super-samples.
         bases: ``int64 [super-samples]``, offset of each super-sample in the memory.
-        which: ``int64 [samples]``, index into ``heads``.
+        head_indices: ``int64 [samples]``, index into ``heads``.
         rows: ``int64 [samples]``, row in that super-sample.
     """
 
     def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
         starts = bases + np.array([head.starts[tensor] for head in heads], np.int64)
-        offsets: NDArray[np.int64] = starts[which] + rows * row_bytes
+        offsets: NDArray[np.int64] = starts[head_indices] + rows * row_bytes
         return offsets
 
     located: dict[str, ValueLocations] = {}

@@ -80,7 +80,7 @@ async def verify(
     """
     reader = RetryingReader(store)
 
-    def tell(row: int, problem: str | None) -> None:
+    def report(row: int, problem: str | None) -> None:
         ref = manifest.ref(row)
         on_object(ref, None if problem is None else BadObject(ref.key, problem))
 
@@ -88,7 +88,7 @@ async def verify(
         range(len(manifest)),
         lambda row: _check_row(reader, manifest, row, deep=deep),
         concurrency=concurrency,
-        on_checked=tell,
+        on_checked=report,
     )
     return [BadObject(manifest.key(row), problems[row]) for row in sorted(problems)]
 

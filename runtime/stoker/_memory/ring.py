@@ -136,11 +136,11 @@ class Ring:
         return slot
 
     @contextmanager
-    def fill_slot(self, what: str, size_bytes: int) -> Iterator[int]:
+    def fill_slot(self, name: str, size_bytes: int) -> Iterator[int]:
         """Acquire a slot for the block that fills it: READY after the block, or FREE if the block raises.
 
         Args:
-            what: name of the object, for messages.
+            name: name of the object, for messages.
             size_bytes: size of the object.
 
         Raises:
@@ -148,10 +148,10 @@ class Ring:
             RingStateError: no slot is free.
         """
         if size_bytes > self.slot_bytes:
-            raise MemoryBudgetError(f"{what} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
+            raise MemoryBudgetError(f"{name} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
         slot = self.acquire()
         if slot is None:
-            raise RingStateError(f"no free slot for {what}: {self!r}")
+            raise RingStateError(f"no free slot for {name}: {self!r}")
         try:
             yield slot
         except BaseException:

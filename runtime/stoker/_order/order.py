@@ -81,12 +81,12 @@ class Block:
 
     Attributes:
         pieces: pieces of the lane that may have samples in this block.
-        which: index of each sample's piece, relative to ``pieces.start``, ``int64 [samples]``.
+        piece_indices: index of each sample's piece, relative to ``pieces.start``, ``int64 [samples]``.
         rows: row of each sample in its super-sample, ``int64 [samples]``.
     """
 
     pieces: range
-    which: NDArray[np.int64]
+    piece_indices: NDArray[np.int64]
     rows: NDArray[np.int64]
 
 
@@ -272,7 +272,7 @@ class Lane:
     def row_indices(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``which`` and ``rows`` of the samples ``[start, end)`` of a block."""
         content = self.block(block)
-        return content.which[start:end], content.rows[start:end]
+        return content.piece_indices[start:end], content.rows[start:end]
 
     def _make_block(self, block: int) -> Block:
         pieces = self.pieces_of(block)
@@ -311,7 +311,7 @@ class Lane:
         begin = int(self.block_ends[block - 1]) if block else 0
         while begin < start + count:
             content = self.block(block)
-            ids = self._order.sample_ids(self.super_samples[content.pieces.start + content.which], content.rows)
+            ids = self._order.sample_ids(self.super_samples[content.pieces.start + content.piece_indices], content.rows)
             parts.append(ids[max(0, start - begin) : start + count - begin])
             begin, block = int(self.block_ends[block]), block + 1
         return np.concatenate(parts)

@@ -185,7 +185,7 @@ class SharedTier:
             asked.setdefault(self._server(part.name), []).append(number)
         side, results = self._clients.get(), [False] * len(wanted)
 
-        async def ask(server: ServerAddress, numbers: list[int]) -> None:
+        async def read_server(server: ServerAddress, numbers: list[int]) -> None:
             for number, is_found in zip(
                 numbers, await side.read_ranges(server, [wanted[each] for each in numbers]), strict=True
             ):
@@ -193,7 +193,7 @@ class SharedTier:
 
         async with task_group() as group:
             for server, numbers in asked.items():
-                group.create_task(ask(server, numbers))
+                group.create_task(read_server(server, numbers))
         return results
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:

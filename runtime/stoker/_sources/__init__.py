@@ -192,13 +192,13 @@ async def _find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> di
             looked_at[suffix] = first, item if item.size_bytes > largest.size_bytes else largest
     containers: dict[str, str] = {}
 
-    async def look(item: ObjectInfo) -> None:
+    async def inspect_item(item: ObjectInfo) -> None:
         beginning = await read_object(store, item, 0, min(SNIFFED_BYTES, item.size_bytes))
         if kind := detect_by_content(bytes(beginning), item.key):
             containers[item.key] = kind
 
     chosen = {item.key: item for pair in looked_at.values() for item in pair}
-    await for_each(chosen.values(), look, concurrency=_MAX_CONCURRENT_READS)
+    await for_each(chosen.values(), inspect_item, concurrency=_MAX_CONCURRENT_READS)
     return dict(sorted(containers.items()))
 
 

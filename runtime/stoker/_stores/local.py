@@ -95,11 +95,11 @@ class LocalStore(ObjectStore):
         return await run_in_thread(read)
 
     async def _head(self, key: str) -> ObjectInfo:
-        def look(_: threading.Event) -> ObjectInfo:
+        def read_status(_: threading.Event) -> ObjectInfo:
             with self._open_object(key) as (_file, info):
                 return info
 
-        return await run_in_thread(look)
+        return await run_in_thread(read_status)
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the files below the folder, following links; files that appear or vanish meanwhile may be left out."""

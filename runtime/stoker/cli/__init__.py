@@ -70,17 +70,17 @@ class Command:
         """
         module_name, _, shared = module.partition(":")
 
-        def of(function: str) -> Callable[..., Any]:
+        def import_function(function: str) -> Callable[..., Any]:
             target: Callable[..., Any] = getattr(
                 import_module(module_name), f"{function}_{shared}" if shared else function
             )
             return target
 
         def run(options: Namespace) -> int:
-            code: int | Coroutine[None, None, int] = of("run")(options)
+            code: int | Coroutine[None, None, int] = import_function("run")(options)
             return code if isinstance(code, int) else _run_coroutine(code)
 
-        return cls(name=name, help=help, configure=lambda parser: of("configure")(parser), run=run)
+        return cls(name=name, help=help, configure=lambda parser: import_function("configure")(parser), run=run)
 
 
 def _run_coroutine(code: Coroutine[None, None, int]) -> int:

@@ -76,15 +76,15 @@ def add_version(parser: ArgumentParser) -> None:
     parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
 
 
-def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "") -> None:
+def add_store_options(parser: ArgumentParser, *, prefix: str = "", store_name: str = "") -> None:
     """Add the options of a store; the defaults come from the standard environment variables and files.
 
     Args:
         parser: parser of the command.
         prefix: start of the options' names, such as ``source-``.
-        of: name of the store in the title of the group (default: ``the bucket``).
+        store_name: name of the store in the title of the group (default: ``the bucket``).
     """
-    title = f"{BUCKET_TITLE} {of or 'the bucket'}"
+    title = f"{BUCKET_TITLE} {store_name or 'the bucket'}"
     group = parser.add_argument_group(title, "defaults: the AWS_* or GOOGLE_* variables and configuration files")
     name = f"--{prefix}"
     group.add_argument(f"{name}endpoint-url", metavar="URL", help="endpoint of an S3- or GCS-compatible service")

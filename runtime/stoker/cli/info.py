@@ -134,12 +134,12 @@ async def run_doctor(args: Namespace) -> int:
     """Run the command and return its exit code."""
     findings, commands = list[Finding](), set[str]()
 
-    def tell(finding: Finding) -> None:
+    def report(finding: Finding) -> None:
         findings.append(finding)
         if not args.json:
             print("\n".join(_format_finding(finding, args.url, commands)), flush=True)
 
-    await diagnose(DoctorConfig(url=args.url, options=store_options(args, args.url), write=args.write), tell)
+    await diagnose(DoctorConfig(url=args.url, options=store_options(args, args.url), write=args.write), report)
     problems, warnings = (sum(each.level is level for each in findings) for level in (Level.PROBLEM, Level.WARNING))
     if args.json:
         print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in findings]}))

@@ -61,8 +61,8 @@ def configure(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "pack")
     group.add_argument("--part-bytes", type=flags.size, metavar="SIZE", help="raw data per call (default: 256MiB)")
-    flags.add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
-    flags.add_store_options(parser, prefix="source-", of="SRC")
+    flags.add_store_options(parser, store_name="DST, and SRC unless --source-… says otherwise")
+    flags.add_store_options(parser, prefix="source-", store_name="SRC")
     parser.set_defaults(when_interrupted="interrupted; packed samples stay: resume by running the same command again")
 
 

@@ -55,7 +55,7 @@ def configure(parser: ArgumentParser) -> None:
     serve.add_argument("--disk", metavar="SPEC", help=disk)
     data = "data set from which to read objects that trainers request and none has offered; may be repeated"
     serve.add_argument("--read-through", action="append", default=[], metavar="URL", help=data)
-    add_store_options(serve, of="the data sets' bucket")
+    add_store_options(serve, store_name="the data sets' bucket")
 
 
 def add_endpoint(parser: ArgumentParser) -> None:
