@@ -28,8 +28,8 @@ from torch.utils.data import IterableDataset
 from stoker.errors import ConfigError, RankMismatchError
 
 _REMEDY = (
-    "construct it when torch.distributed is initialized (under Lightning in train_dataloader()), or give it rank= and "
-    "world_size="
+    "construct the loader or data set when torch.distributed is initialized (under Lightning in train_dataloader()), "
+    "or give it rank= and world_size="
 )
 
 

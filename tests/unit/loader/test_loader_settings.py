@@ -130,12 +130,15 @@ def test_rank_and_world_size_are_as_given_else_of_the_environment_else_alone(mon
             find_rank(*half)
     monkeypatch.delenv("RANK")
     with pytest.raises(
-        ConfigError, match=r"WORLD_SIZE is 4 and RANK is not set; construct it when torch.distributed is"
+        ConfigError,
+        match=r"WORLD_SIZE is 4 and RANK is not set; construct the loader or data set when torch.distributed is",
     ):
         find_rank(None, None)
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(ConfigError, match=r"^RANK is 1 and WORLD_SIZE is not set; construct it when "):
+    with pytest.raises(
+        ConfigError, match=r"^RANK is 1 and WORLD_SIZE is not set; construct the loader or data set when "
+    ):
         find_rank(None, None)
     monkeypatch.delenv("RANK")
     monkeypatch.setenv("WORLD_SIZE", "1")
