@@ -1,16 +1,16 @@
 """The cost of a plan for a large data set: `python -m benchmarks.planning`.
 
-A manifest of 1,000,000 super-samples and 1,000,000,000 samples, 8 ranks, `window` shuffle: reading the manifest from
-its bytes, the plan of a run's first batch with its rows, and the same from a position in the middle of a later epoch.
-Peak memory is that of this process, with the interpreter and numpy.
+A manifest of 1,000,000 super-samples and 1,000,000,000 samples, `window` shuffle: reading the manifest from its bytes,
+the plan of a run's first batch with its rows, and the same from a position in the middle of a later epoch, for one of
+8 ranks and for a rank alone. Peak memory is that of the plan's arrays, the manifest not included.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
+import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -22,7 +22,7 @@ from stoker._order.steps import PositionRange, SuperSampleSteps
 
 SUPER_SAMPLES = 1_000_000
 SAMPLES_EACH = 1000
-RANKS = 8
+RANKS = (8, 1)
 ROUNDS = 5
 
 
@@ -41,13 +41,12 @@ def manifest() -> Manifest:
     return Manifest(dataset="huge", version=1, schema=schema, rows=rows, runs=(run,))
 
 
-def first_batch(index: Manifest, epoch: int, position: int) -> None:
+def first_batch(index: Manifest, ranks: int, epoch: int, position: int) -> None:
     """Plan the step at a position, down to the rows of its samples, and the key of its first object."""
-    order = OrderConfig(seed=7, shuffle="window", window=8, lanes=RANKS)
-    partition = RankSharding(samples=index.samples, lanes=RANKS, batch_size=256, rank=3, world_size=RANKS)
-    step = SuperSampleSteps(
-        index.rows.samples, PositionRange(order=order, sharding=partition, epoch=epoch, position=position)
-    ).next()
+    order = OrderConfig(seed=7, shuffle="window", window=8, lanes=ranks)
+    sharding = RankSharding(samples=index.samples, lanes=ranks, batch_size=256, rank=ranks // 2, world_size=ranks)
+    positions = PositionRange(order=order, sharding=sharding, epoch=epoch, position=position)
+    step = SuperSampleSteps(index.rows.samples, positions).next()
     assert step is not None
     assert sum(len(segment.row_indices()[1]) for segment in step.segments) == 256
     index.key(step.first_uses[0][1])
@@ -62,23 +61,28 @@ def measure_seconds(function: Callable[[], object]) -> float:
     return median(seconds)
 
 
+def measure_peak_bytes(function: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def main() -> None:
     data = manifest().to_bytes()
     index = Manifest.from_bytes(data)
-    rows = [
-        (f"read the manifest ({len(data) / 1e6:.0f} MB)", measure_seconds(lambda: Manifest.from_bytes(data))),
-        ("first batch of the run", measure_seconds(lambda: first_batch(index, 0, 0))),
-        (
-            "first batch from the middle of epoch 3",
-            measure_seconds(lambda: first_batch(index, 3, index.samples // 2 + 12_345)),
-        ),
-    ]
-    print(f"{SUPER_SAMPLES:,} super-samples, {index.samples:,} samples, {RANKS} ranks; median of {ROUNDS} rounds\n")
-    print("| what | seconds |\n| --- | ---: |")
-    for what, seconds in rows:
-        print(f"| {what} | {seconds:.3f} |")
-    unit = 1 if sys.platform == "darwin" else 1024
-    print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6:.0f} MB")
+    rows = [(f"read the manifest ({len(data) / 1e6:.0f} MB)", partial(Manifest.from_bytes, data))]
+    for ranks in RANKS:
+        whose = f"one of {ranks} ranks" if ranks > 1 else "a rank alone"
+        rows.append((f"first batch of the run, {whose}", partial(first_batch, index, ranks, 0, 0)))
+        middle = partial(first_batch, index, ranks, 3, index.samples // 2 + 12_345)
+        rows.append((f"first batch from the middle of epoch 3, {whose}", middle))
+    print(f"{SUPER_SAMPLES:,} super-samples, {index.samples:,} samples; median of {ROUNDS} rounds\n")
+    print("| what | seconds | peak memory |\n| --- | ---: | ---: |")
+    for what, function in rows:
+        print(f"| {what} | {measure_seconds(function):.3f} | {measure_peak_bytes(function) / 1e6:.0f} MB |")
 
 
 if __name__ == "__main__":
