@@ -160,10 +160,8 @@ class WarmBill:
     @property
     def bucket_dollars(self) -> float:
         """Cost of reading the same objects from the bucket, with one GET each, in dollars."""
-        store = self.prices.store
-        transfer_dollars = store.transfer_dollars(
-            read_bytes=self.read_bytes, written_bytes=0, egress=self.prices.egress
-        )
+        store, egress = self.prices.store, self.prices.egress
+        transfer_dollars = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=egress)
         return self.reads * store.request_dollars(Operation.GET) + transfer_dollars
 
     def break_even_reads_per_hour(self, elapsed_seconds: float) -> float | None:

@@ -249,9 +249,7 @@ def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int, max_head_bytes:
         ("body", body_bytes, _BODY_LIMITS.get(kind, 0)),
     ):
         if size_bytes > max_bytes:
-            raise WireError(
-                f"the {name} of a {kind.name} frame has {size_bytes} bytes; at most {max_bytes} are allowed"
-            )
+            raise WireError(f"the {name} of a {kind.name} frame has {size_bytes} bytes; at most {max_bytes} fit")
 
 
 def _parse_head(data: bytes) -> Head:

@@ -295,7 +295,3 @@ class ShardStore:
         content = f"{shard.id.to_text()} {shard.mac}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
         self.version = StoreVersion(self.version.change_count + 1, self.version.hash ^ mixed)
-
-    def __repr__(self) -> str:
-        held = f"{self.held_bytes} of {self.limit_bytes} bytes"
-        return f"<ShardStore {len(self)} shards, {held}, term {self.version.change_count}>"

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
@@ -169,13 +169,11 @@ async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, An
         StoreError: The server cannot be reached, or is not a proxy of a warm tier.
     """
     answer = await get_with_metrics_token(server, secret, STATUS_PATH)
-    try:
+    with suppress(ValueError):
         status = json.loads(answer)
-        if not isinstance(status, dict):
-            raise TypeError
-    except (ValueError, TypeError):
-        raise UnexpectedAnswerError(f"{server.origin}{STATUS_PATH} is not of a warm tier; check the URL") from None
-    return status
+        if isinstance(status, dict):
+            return status
+    raise UnexpectedAnswerError(f"{server.origin}{STATUS_PATH} is not of a warm tier; check the URL")
 
 
 class WarmServer(TierServer):

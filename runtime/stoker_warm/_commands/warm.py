@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -279,54 +279,48 @@ async def _up(args: Namespace) -> int:
     async with _run_proxy(WarmDeployment.parse(args.url), read_tier_secret()) as proxy:
         status = await proxy.status(wake_nodes=True)
     nodes, absent = sum(status["nodes"].values()), status["absent"]
-    if args.json:
-        print(json_text(status))
-        return 1 if absent else 0
-    size = format_bytes(status["limit_bytes"])
-    print(f"{nodes - absent:,} of {format_count(nodes, 'node')} joined, and can hold {size}")
-    _print_problems(status)
+    summary = f"{nodes - absent:,} of {format_count(nodes, 'node')} joined, and can hold "
+    _print(args, status, summary + format_bytes(status["limit_bytes"]), *_describe_problems(status))
     return 1 if absent else 0
 
 
 async def _status(args: Namespace) -> int:
     async with _open_bench(args.url) as bench:
         status = await bench.status()
-    if args.json:
-        print(json_text(status))
-    else:
-        print(table(_status_rows(status), indent=""))
-        _print_problems(status)
+    _print(args, status, table(_status_rows(status), indent=""), *_describe_problems(status))
     return 0
-
-
-def _print_problems(status: Mapping[str, Any]) -> None:
-    """Print why nodes did not connect; a reason that several nodes have, apart from their names, is printed once."""
-    alike = dict[str, tuple[list[str], str]]()
-    for problem in status["problems"]:
-        name, _, reason = problem.partition(": ")
-        names, _ = alike.setdefault(reason.replace(name, ""), ([], reason))
-        names.append(name)
-    for names, reason in alike.values():
-        print(make_printable(f"{', '.join(names)}: {reason}"))
-    if status["absent"] > len(status["problems"]):
-        print(f"and {status['absent'] - len(status['problems']):,} more")
 
 
 async def _bench(args: Namespace) -> int:
     async with _open_bench(args.url) as bench:
         result = await run_bench(bench, objects=args.objects, size_bytes=args.size, concurrency=args.concurrency)
-    print(json_text(result) if args.json else table(_bench_rows(result), indent=""))
+    _print(args, result, table(_bench_rows(result), indent=""))
     return 0 if result["read"] == args.objects else 1
 
 
 async def _down(args: Namespace) -> int:
     async with _run_proxy(WarmDeployment.parse(args.url), read_tier_secret()) as proxy:
         problems = await proxy.delete_all()
-    if args.json:
-        print(json_text({"problems": problems}))
-    for problem in [] if args.json else problems:
-        print(make_printable(problem))
+    _print(args, {"problems": problems}, *map(make_printable, problems))
     return 1 if problems else 0
+
+
+def _print(args: Namespace, document: Mapping[str, Any], *lines: str) -> None:
+    """Print a result as JSON or as lines."""
+    for line in [json_text(document)] if args.json else lines:
+        print(line)
+
+
+def _describe_problems(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why nodes did not connect; a reason that several nodes have, apart from their names, comes once."""
+    alike = dict[str, tuple[list[str], str]]()
+    for problem in status["problems"]:
+        name, _, reason = problem.partition(": ")
+        names, _ = alike.setdefault(reason.replace(name, ""), ([], reason))
+        names.append(name)
+    yield from (make_printable(f"{', '.join(names)}: {reason}") for names, reason in alike.values())
+    if status["absent"] > len(status["problems"]):
+        yield f"and {status['absent'] - len(status['problems']):,} more"
 
 
 _ACTIONS = {"up": _up, "proxy": _proxy, "status": _status, "bench": _bench, "down": _down}
