@@ -22,6 +22,7 @@ from stoker_local._demo.screen import Screen
 from stoker_local._demo.training import ImageObjects, Timing, new_model
 from stoker_torch import Loader
 from support.demo import cells, demo, descendants_of, process_parents, read_until, set_misleading_environment
+from support.terminal import Terminal
 
 TIMEOUT_SECONDS = 600
 EPOCHS = 5
@@ -182,13 +183,6 @@ def test_the_table_is_aligned_and_fits_80_columns() -> None:
 
 
 # --- the screen -----------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    """A terminal of 80 columns."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, SampleGroup
-from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._format.manifest import Manifest, ManifestRows, PackRun, sample_starts
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
@@ -233,7 +233,7 @@ class _TaskRun:
         if await read_epoch(self.store, layout) is not None:  # its scattered samples are deleted
             return {"state": "complete"}
         first, last = self._scatter_rows()[part : part + 2].tolist()
-        starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+        starts = sample_starts(manifest.rows.samples)
         numbers = np.arange(starts[first], starts[last])
         rows = layout.rows_of(numbers)
         order = np.argsort(rows)
@@ -306,7 +306,7 @@ class _TaskRun:
         )
         numbers = np.empty(len(scatters), np.int64)
         numbers[np.argsort(scatters, kind="stable")] = np.arange(len(scatters))
-        borders = np.concatenate([[0], np.cumsum(cells.rows.samples, dtype=np.int64)])
+        borders = sample_starts(cells.rows.samples)
         rows = np.searchsorted(borders, numbers, "right") - 1
         return cells, SampleGroup(rows, numbers - borders[rows])
 

@@ -25,7 +25,7 @@ from stoker._fetch.gather import Columns, RowLocations, concatenate, gather
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.super_samples import SuperSampleReader
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import Manifest, sample_starts
 from stoker._memory.ring import PagePrefaulter, RingStateError
 from stoker._order.order import EpochLayout
 from stoker._order.steps import PlannedStep, Segment, StepSource
@@ -56,7 +56,7 @@ class StoredDataset:
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """Number of samples before each super-sample in packed order, ``int64 [super-samples + 1]``."""
-        return np.concatenate([[0], np.cumsum(self.manifest.rows.samples, dtype=np.int64)])
+        return sample_starts(self.manifest.rows.samples)
 
     def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""

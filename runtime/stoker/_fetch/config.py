@@ -318,8 +318,8 @@ class PipelineConfig(BoundedConfig):
 
     def other_shardings(self, samples: int) -> list[Sharding]:
         """Return the sharding of an epoch of ``samples`` samples for the other processes of the machine."""
-        takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
-        others = [taker for taker in takers if taker != (self.rank, self.worker)]
+        readers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
+        others = [reader for reader in readers if reader != (self.rank, self.worker)]
         return [replace(self, rank=rank, worker=worker).sharding(samples) for rank, worker in others]
 
 

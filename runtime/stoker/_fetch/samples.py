@@ -31,7 +31,7 @@ from stoker._fetch.range_plan import (
     read_values,
 )
 from stoker._fetch.super_samples import MIN_SAVING, fetch_head, open_head
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import Manifest, sample_starts
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_small
 from stoker._memory.budget import ByteBudget, SampleMemory, open_head_bytes
@@ -171,7 +171,7 @@ class SampleReader:
         )
         self._heads = HeadCache(manifest, self._fetcher, memory.head_bytes)
         self._value_budget = ByteBudget(memory.value_bytes)
-        self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+        self._starts = sample_starts(manifest.rows.samples)
         self._large = [name for name, column in columns.items() if not is_small(column)]
         self._row_bytes = sum(mean_row_bytes(manifest, columns).values())
 

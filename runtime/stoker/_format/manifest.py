@@ -156,6 +156,17 @@ class ManifestRows:
         return SuperSampleRecord(ordinal=ordinal, tag=self.tag(row), sha256_128=self.strong_identity(row), **numbers)
 
 
+def sample_starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the number of samples before each super-sample, and of all, ``int64 [super-samples + 1]``.
+
+    Args:
+        counts: number of samples in each super-sample, integer ``[super-samples]``.
+    """
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
 def _encode_tags(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
     if not all(tag.isascii() and tag.isprintable() for tag in tags):
         raise FormatError("the store gave an object a tag that is not printable ASCII, which no request can carry")

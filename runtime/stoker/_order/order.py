@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import Manifest, sample_starts
 from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
 from stoker.errors import ConfigError
@@ -114,7 +114,7 @@ class Order:
     @cached_property
     def _packed_starts(self) -> NDArray[np.int64]:
         """Number of samples before each super-sample in packed order, ``int64 [super-samples + 1]``."""
-        return _starts(self._counts)
+        return sample_starts(self._counts)
 
     @cached_property
     def _sequence(self) -> NDArray[np.uint32]:
@@ -126,7 +126,7 @@ class Order:
     @cached_property
     def _sequence_starts(self) -> NDArray[np.int64]:
         """Number of samples before each element of ``_sequence``, ``int64 [super-samples + 1]``."""
-        return _starts(self._counts[self._sequence])
+        return sample_starts(self._counts[self._sequence])
 
     @property
     def lanes(self) -> int:
@@ -186,13 +186,6 @@ class Order:
                 places = len(range(first, end, self.lanes))
                 ids[first - start :: self.lanes] = self.lane(lane).sample_ids(first // self.lanes, places)
         return ids
-
-
-def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the sums of the first 0, 1, … counts, ``int64 [counts + 1]``."""
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
 
 
 def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, part: int = 0) -> NDArray[np.int64]:

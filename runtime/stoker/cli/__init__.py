@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         print(_format_first_screen(), file=sys.stderr)
         return 2
-    parser = _create_parser(arguments)
+    parser = _select_parser(arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _create_parser(arguments: Sequence[str]) -> MainParser:
+def _select_parser(arguments: Sequence[str]) -> MainParser:
     """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
     options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     requested = next(iter(arguments[len(options) :]), "")
@@ -211,7 +211,7 @@ def create_parser(commands: Sequence[Command], configured: Container[str]) -> Ma
 
 def _format_first_screen() -> str:
     """Return what ``stoker`` without a command prints: the commands that are used most."""
-    commands = [_COMMANDS.get(name) or _find_command(name) for name in _COMMAND_GROUPS["most used"]]
+    commands = [_find_command(name) for name in _COMMAND_GROUPS["most used"]]
     parser = create_parser(list(filter(None, commands)), ())
     parser.epilog = "All commands: stoker --help"
     return parser.format_help()

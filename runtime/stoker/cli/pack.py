@@ -57,7 +57,7 @@ def configure(parser: ArgumentParser) -> None:
     alone = "nothing else writes to DST meanwhile: permit a store without conditional writes"
     add("--single-writer", action="store_true", help=alone)
     add("--quiet", action="store_true", help="show no progress and no summary")
-    add("--json", action="store_true", help="write the summary as JSON")
+    flags.add_json(parser)
     group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "pack")
     group.add_argument("--part-bytes", type=flags.size, metavar="SIZE", help="raw data per call (default: 256MiB)")

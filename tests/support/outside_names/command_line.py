@@ -14,10 +14,10 @@ __all__ = ["command_line"]
 
 def command_line(_: Path) -> Iterator[str]:
     """Return a line for each command and each of its arguments."""
-    listed = cli._create_parser([])
+    listed = cli._select_parser([])
     yield from _names_of(listed)
     for name in _commands_of(listed):
-        yield from _names_of(_commands_of(cli._create_parser([name]))[name])
+        yield from _names_of(_commands_of(cli._select_parser([name]))[name])
     yield from _names_of(local._parser())
 
 

@@ -7,13 +7,7 @@ import pytest
 
 from stoker._base.progress import ProgressReporter, WorkAmount, format_seconds
 from stoker.testing import run_virtual
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
+from support.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)

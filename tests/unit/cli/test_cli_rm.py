@@ -13,11 +13,7 @@ import stoker
 from stoker import open_store
 from stoker.cli import main
 from support.packing import numbered_samples, pack
-
-
-class _Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
+from support.terminal import Terminal
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ async def _pack(url: str) -> None:
 def test_it_asks_and_takes_only_a_yes(
     url: str, answer: str, is_gone: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", _Terminal(answer))
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
     assert main(["rm", url]) == (0 if is_gone else 1)
     assert Path(url).exists() != is_gone
     shown = capsys.readouterr()

@@ -8,11 +8,7 @@ import pytest
 import stoker
 from stoker import cli
 from stoker._base.terminal import has_colors, styled
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from support.terminal import Terminal
 
 
 @pytest.mark.parametrize(
