@@ -11,7 +11,7 @@ from stoker._base.sizes import MAX_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
-from stoker._memory.budget import window_slots
+from stoker._memory.budget import window_items
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import ConfigError, MemoryBudgetError, StokerError
 from stoker_sim._bucket import synthetic_manifest
@@ -241,7 +241,7 @@ def _min_memory_bytes(given: PlannedTraining, window: int, factor: float = 1.25)
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
     slot_bytes = _round_up(manifest.largest_bytes, ALIGNMENT_BYTES)
-    slots = math.ceil(factor * window_slots(len(manifest), order, feed.sharding(manifest.samples))) + _FETCHES_IN_FLIGHT
+    slots = math.ceil(factor * window_items(len(manifest), order, feed.sharding(manifest.samples))) + _FETCHES_IN_FLIGHT
     return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
 
 

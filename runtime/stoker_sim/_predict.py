@@ -339,7 +339,8 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
     lasting = _forecast_later_epoch(cold, each_for)
     first = _forecast_epoch(cold, 0, each_for).add(lasting.scale(growth - 1.0))
     first = first.extend_to(first.seconds + workload.start_seconds)
-    bound = epoch_bound(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate)
+    ahead = int((slots.slots - slots.window_slots - slots.hedge_slots) / slots.item_slots)
+    bound = epoch_bound(workload, ahead, hit_rate)
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
         first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),

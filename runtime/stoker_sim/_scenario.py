@@ -208,6 +208,10 @@ class _SimulatedRank:
         )
         self._previous_stats = self._fetcher.stats
 
+    def count_slots(self, ref: int) -> int:
+        """Return the number of slots that a super-sample takes, for the prefetcher."""
+        return self._ring.count_slots(int(self.manifest.rows.size_bytes[ref]))
+
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
         """Fetch a super-sample by its row number, for the prefetcher."""
         return await self._fetcher.fetch(self.manifest.ref(ref), urgent=urgent)

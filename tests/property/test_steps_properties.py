@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import Order, OrderConfig
-from stoker._memory.budget import window_slots
+from stoker._memory.budget import window_items
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
 
@@ -114,7 +114,7 @@ def test_a_global_batch_is_the_next_positions_of_the_order(case: Case) -> None:
 def test_a_rank_never_holds_more_than_the_budget_counts_on(case: Case) -> None:
     for rank in range(case.world_size):
         *_, most = delivered(case, rank)
-        assert most <= window_slots(len(case.samples), case.order, case.partition(rank))
+        assert most <= window_items(len(case.samples), case.order, case.partition(rank))
 
 
 @given(cases())

@@ -21,7 +21,7 @@ from stoker._fetch.gather import gather
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._memory.budget import window_slots
+from stoker._memory.budget import window_items
 from stoker._order.order import Shuffle
 from stoker._order.steps import PlannedStep, PositionRange, Segment
 from stoker.errors import StoreError
@@ -98,7 +98,7 @@ class SampleRun:
         """Return a feed with slots for the order's open items and ``spare_slots`` more; with none, for groups only."""
         dealing = config.sharding(MANIFEST.samples)
         slot_bytes = -(-MANIFEST.largest_bytes // 64) * 64
-        slots = window_slots(len(MANIFEST), config.order, dealing) + spare_slots
+        slots = window_items(len(MANIFEST), config.order, dealing) + spare_slots
         memory_bytes = MANIFEST.file_bytes + (slots * slot_bytes if spare_slots else 40_000)
         feed = BatchPipeline(self.store, MANIFEST, replace(config, memory_bytes=memory_bytes), LoopThread())
         feed.source.fetcher._reader._rng = random.Random(self.rng.random())

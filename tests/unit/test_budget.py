@@ -10,7 +10,7 @@ import pytest
 
 import stoker
 from stoker import OrderConfig, Schema
-from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots, window_slots
+from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots, window_items
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.sharding import RankSharding
 from stoker.errors import MemoryBudgetError
@@ -80,12 +80,12 @@ def test_a_larger_budget_only_looks_farther_ahead() -> None:
 @pytest.mark.parametrize(("shuffle", "slots"), [("none", 2), ("window", 8), ("block", 16), ("full", 40)])
 def test_a_window_is_counted_once_a_lane_and_a_block_twice(shuffle: Any, slots: int) -> None:
     partition = RankSharding(samples=MANIFEST.samples, lanes=2, batch_size=6)
-    assert window_slots(40, OrderConfig(shuffle=shuffle, window=4, lanes=2), partition) == slots
+    assert window_items(40, OrderConfig(shuffle=shuffle, window=4, lanes=2), partition) == slots
 
 
 def test_a_window_larger_than_the_data_set_needs_no_more_than_that() -> None:
     partition = RankSharding(samples=10, batch_size=6)
-    assert window_slots(3, OrderConfig(window=64), partition) == 3
+    assert window_items(3, OrderConfig(window=64), partition) == 3
 
 
 @pytest.mark.parametrize("sample_bytes", [0, 1, 64, 1025, 3_000_000])

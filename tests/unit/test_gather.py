@@ -28,7 +28,11 @@ def locate_rows(
     which, rows = (np.array([pick[part] for pick in picks], np.int64) for part in (0, 1))
     memory = memoryview(bytearray().join(body + bytes(gap_bytes) for body in bodies))
     heads = [Head.parse(memoryview(body), len(body)) for body in bodies]
-    return RowLocations(which, rows, locate_values(schema, memory, heads, np.array(starts[:-1], np.int64), which, rows))
+    return RowLocations(
+        which,
+        rows,
+        locate_values(schema, memory, [head.starts for head in heads], np.array(starts[:-1], np.int64), which, rows),
+    )
 
 
 def plain(column: Column, value: Any) -> Any:

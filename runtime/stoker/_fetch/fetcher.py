@@ -95,6 +95,10 @@ class Fetcher:
         """Hedge only within the budget from now on: the first batch is complete. Idempotent; from any thread."""
         self._hedges.budget.is_start = False
 
+    def count_slots(self, ref: ObjectRef) -> int:
+        """Return the number of slots that an object takes."""
+        return self._ring.count_slots(ref.size_bytes)
+
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
         """Return a READY slot whose first ``ref.size_bytes`` bytes are the object, verified by checksum.
 
@@ -109,7 +113,7 @@ class Fetcher:
             ObjectChangedError: the object is not the pinned one, is shorter, or always has a wrong checksum.
             NotFoundError: the object does not exist.
             StoreError: the store raised an error that a retry cannot fix.
-            MemoryBudgetError: the object is larger than a slot.
+            MemoryBudgetError: the object is larger than the ring.
             RingStateError: no slot was free; admission is up to the caller.
         """
         with self._ring.fill_slot(ref.key, ref.size_bytes) as slot:

@@ -288,6 +288,10 @@ class SampleGroupReader:
         sizes: NDArray[np.int64] = (ends - starts).sum(axis=0)
         return sizes
 
+    def count_slots(self, ref: SampleGroup) -> int:
+        """Return the number of slots that a group takes: one."""
+        return 1
+
     async def fetch(self, ref: SampleGroup, *, urgent: bool = False) -> int:
         """Return a READY slot with the large values of a group.
 

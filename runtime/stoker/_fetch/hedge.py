@@ -148,7 +148,7 @@ class TransferTimes:
 class HedgePolicy:
     """Decides for all requests of one fetcher when they are late, and provides memory for hedges.
 
-    A hedge has its own memory: one of ``hedge_burst`` small buffers, or else a free slot of the ring.
+    A hedge has its own memory: one of ``hedge_burst`` small buffers, or else free slots of the ring.
 
     Args:
         config: settings of hedges.
@@ -222,16 +222,15 @@ class HedgePolicy:
         """
         room_bytes = self._config.hedge_burst * self._small_bytes - self._small_used_bytes
         is_small = size_bytes <= min(self._small_bytes, room_bytes)
-        has_memory = is_small or (self._ring.unreserved and size_bytes <= self._ring.slot_bytes)
-        if not has_memory or not self.budget.spend(hedges):
+        if not (is_small or self._ring.can_spare(size_bytes)) or not self.budget.spend(hedges):
             return None
         self._counters.hedges += 1
         if is_small:
             self._small_used_bytes += size_bytes
             borrowed.callback(self._return_small, size_bytes)
             return memoryview(bytearray(size_bytes))
-        slot = self._ring.acquire()
-        assert slot is not None  # noqa: S101 - the ring has a spare slot, and no other task ran since the check
+        slot = self._ring.acquire(size_bytes)
+        assert slot is not None  # noqa: S101 - the ring has spare slots, and no other task ran since the check
         borrowed.callback(self._ring.abort, slot)
         return self._ring.view(slot, size_bytes)
 

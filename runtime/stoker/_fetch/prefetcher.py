@@ -1,7 +1,9 @@
 """Performs a schedule: fetches a stream of items into the ring ahead of the consumer, in order of first use.
 
-Admission is strictly in order: item k gets its slot before item k + 1. So the items in slots are always the next ones
-to be used, and as long as the ring holds all items that the consumer uses at once, there is no deadlock.
+Admission is strictly in order: item k gets its slots before item k + 1. So the items in slots are always the next ones
+to be used, and as long as the ring holds all items that the consumer uses at once, there is no deadlock. If the free
+slots are too scattered for an item that the consumer waits for, the ring is compacted: the consumer reads nothing while
+it waits, and fetches in flight, which cannot be moved, end.
 
 A run starts slowly: the items of the first step are fetched alone, then three items at a time, and one more with each
 arrival, up to eight at once. Concurrent fetches share the bandwidth and arrive together, late; limiting them makes the
@@ -64,14 +66,18 @@ class Item(Generic[Ref]):
 class SlotReader(Protocol[Wanted]):
     """Fills slots of a ring; a :class:`~stoker._fetch.fetcher.Fetcher` is one."""
 
-    async def fetch(self, ref: Wanted, *, urgent: bool = False) -> int:
-        """Return a READY slot with the verified item ``ref``.
+    def count_slots(self, ref: Wanted) -> int:
+        """Return the number of adjacent slots that an item takes."""
+        ...
 
-        The slot is acquired before the first await, and freed on every error and on cancellation.
+    async def fetch(self, ref: Wanted, *, urgent: bool = False) -> int:
+        """Return the READY slots with the verified item ``ref``, by their number in the ring.
+
+        They are acquired before the first await, and freed on every error and on cancellation.
 
         Raises:
             StokerError: the item could not be read.
-            RingStateError: no slot was free; admission is up to the caller.
+            RingStateError: too few adjacent slots were free; admission is up to the caller.
         """
         ...
 
@@ -240,14 +246,22 @@ class Prefetcher(Generic[Ref]):
         self._changed.set()
 
     @property
+    def _claims(self) -> int:
+        """Number of items to be fetched again."""
+        return len(self._failed_ahead) + len(self._retry_items)
+
+    @property
     def _claimed_slots(self) -> int:
         """Number of free slots that are reserved for items to be fetched again."""
-        return len(self._failed_ahead) + len(self._retry_items)
+        if not self._claims:
+            return 0
+        items = [*self._failed_ahead.values(), *self._retry_items]
+        return sum(self._reader.count_slots(item.ref) for item in items)
 
     @property
     def _in_flight(self) -> int:
         stats = self.stats
-        return stats.issued - stats.fetched - stats.failed - self._claimed_slots
+        return stats.issued - stats.fetched - stats.failed - self._claims
 
     def _next_item(self) -> Item[Ref] | None:
         try:
@@ -259,8 +273,8 @@ class Prefetcher(Generic[Ref]):
     async def _issue_all(self, fetches: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         item, idle_seconds = self._next_item(), 0.0
-        while item is not None or self._in_flight or self._claimed_slots:
-            if self._retry_items and self._ring.free:
+        while item is not None or self._in_flight or self._claims:
+            if self._retry_items and self._fits(self._retry_items[0]):
                 await self._issue(fetches, self._retry_items.popleft(), 0.0)
             elif item is not None and self._may_issue(item):
                 self.stats.issued += 1
@@ -278,11 +292,11 @@ class Prefetcher(Generic[Ref]):
         fetches.create_task(self._fetch_item(item, idle_seconds))
         # The loop starts tasks in the order of creation: after one turn, the item's own task holds its slot, so a task
         # that is cancelled before it starts has nothing to free. A hedge may run first.
-        self._ring.reserved += 1
+        self._ring.reserved = self._reader.count_slots(item.ref)
         try:
             await asyncio.sleep(0)
         finally:
-            self._ring.reserved -= 1
+            self._ring.reserved = 0
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Return whether to issue the next item. If the consumer waits for it, it may even take a slot for hedges."""
@@ -291,7 +305,8 @@ class Prefetcher(Generic[Ref]):
         waited_for = item.index <= self._last_wanted
         if item.step != self._first_step and not waited_for and self._is_start_limited():
             return False
-        if self._ring.free - self._claimed_slots <= (0 if waited_for else self._hedge_slots):
+        free = self._ring.free - self._claimed_slots - (0 if waited_for else self._hedge_slots)
+        if free < self._reader.count_slots(item.ref) or not self._fits(item):
             return False
         if self._admitted == 0:
             progress = Progress(self.stats.issued, self._consumed, item.step, self._step)
@@ -301,6 +316,14 @@ class Prefetcher(Generic[Ref]):
             return True
         self.stats.misses += waited_for
         return waited_for
+
+    def _fits(self, item: Item[Ref]) -> bool:
+        """Return whether an item fits in adjacent free slots; if the consumer waits for it, make them adjacent."""
+        count = self._reader.count_slots(item.ref)
+        if self._ring.has_run(count) or not any(index >= item.index for index in self._wait_begun_seconds):
+            return self._ring.has_run(count)
+        self._ring.compact()
+        return self._ring.has_run(count)
 
     def _is_start_limited(self) -> bool:
         """Return whether one more fetch would delay the items that are needed first, at the start of a run."""

@@ -105,7 +105,7 @@ class SuperSampleReader:
         self.columns, self.copy_rows = columns, copy_rows
         self._manifest, self._fetcher, self._ring = manifest, fetcher, ring
         self._is_partial = columns.keys() != manifest.schema.keys()
-        self._heads_by_slot: dict[int, tuple[int, Head]] = {}
+        self._starts_by_slot: dict[int, tuple[int, Mapping[str, int]]] = {}
         self._wanted_bytes = self._seen_bytes = 0
 
     async def prepare(self) -> None:
@@ -134,13 +134,17 @@ class SuperSampleReader:
         """Fraction of bytes, 0 to 1, that reading only columns saved or would have saved; 1 before the first read."""
         return 1.0 - self._wanted_bytes / self._seen_bytes if self._seen_bytes else 1.0
 
+    def count_slots(self, ref: int) -> int:
+        """Return the number of slots that a super-sample takes."""
+        return self._ring.count_slots(int(self._manifest.rows.size_bytes[ref]))
+
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
         """Return a READY slot with a super-sample, or its wanted columns.
 
         Raises:
             StoreError: the object could not be read.
             FormatError: the object is not a super-sample, or does not match the manifest.
-            MemoryBudgetError: the object is larger than a slot.
+            MemoryBudgetError: the object is larger than the ring.
             RingStateError: no slot was free.
         """
         manifest, ring, fetcher = self._manifest, self._ring, self._fetcher
@@ -172,7 +176,7 @@ class SuperSampleReader:
 
     def _record_contents(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
         """Record the contents of a slot; return the ranges of its wanted columns if others are left out."""
-        self._heads_by_slot[slot] = row, head
+        self._starts_by_slot[slot] = row, head.starts
         if not self._is_partial:
             return ()
         parts = column_parts(head, self.columns)
@@ -188,18 +192,19 @@ class SuperSampleReader:
             slot_indices: ``int64 [samples]``, index into ``slots``.
             rows: ``int64 [samples]``, row in that super-sample.
         """
-        heads = [self._heads_by_slot[slot] for slot in slots]
+        placed = [self._starts_by_slot[slot] for slot in slots]
         bases = np.array([self._ring.offset(slot) for slot in slots])
-        values = locate_values(self.columns, self._ring.memory, [head for _, head in heads], bases, slot_indices, rows)
-        return RowLocations(np.array([row for row, _ in heads])[slot_indices], rows, values)
+        starts = [tensor_starts for _, tensor_starts in placed]
+        values = locate_values(self.columns, self._ring.memory, starts, bases, slot_indices, rows)
+        return RowLocations(np.array([row for row, _ in placed])[slot_indices], rows, values)
 
 
 def locate_values(
     columns: Mapping[str, Column],
     memory: memoryview,
-    heads: Sequence[Head],
+    tensor_starts: Sequence[Mapping[str, int]],
     bases: NDArray[np.int64],
-    head_indices: NDArray[np.int64],
+    indices: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> dict[str, ValueLocations]:
     """Return column name → locations of the values of rows of super-samples.
@@ -207,15 +212,15 @@ def locate_values(
     Args:
         columns: name → column, of the wanted columns.
         memory: memory that contains the super-samples.
-        heads: heads of the super-samples.
+        tensor_starts: offset of each tensor in the super-sample, by name, for each super-sample.
         bases: ``int64 [super-samples]``, offset of each super-sample in the memory.
-        head_indices: ``int64 [samples]``, index into ``heads``.
+        indices: ``int64 [samples]``, index of the super-sample.
         rows: ``int64 [samples]``, row in that super-sample.
     """
 
     def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
-        starts = bases + np.array([head.starts[tensor] for head in heads], np.int64)
-        offsets: NDArray[np.int64] = starts[head_indices] + rows * row_bytes
+        starts = bases + np.array([each[tensor] for each in tensor_starts], np.int64)
+        offsets: NDArray[np.int64] = starts[indices] + rows * row_bytes
         return offsets
 
     located: dict[str, ValueLocations] = {}

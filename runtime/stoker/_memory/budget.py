@@ -1,7 +1,8 @@
 """Plans for the memory budget of a rank, in bytes: ring slots, or random access.
 
 The budget covers the manifest and the ring, whose slots hold the window, the objects in flight and a reserve for
-hedges. The budget determines only the look-ahead, never window, lanes or order.
+hedges. The budget determines only the look-ahead, never window, lanes or order. If the super-samples have nearly one
+size, each takes one slot. Otherwise slots are smaller, and each takes as many as it needs.
 
 Worker processes divide the budget of their rank: each plans its part, and an error names the rank's total.
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import Limiter
@@ -30,6 +32,10 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Sharding
 from stoker.errors import MemoryBudgetError
 
+_MAX_WASTE = 0.25
+"""Maximum fraction of the super-samples' bytes that may be added to fill whole slots. Large slots are used again as
+they are; small ones waste less, but objects of other sizes leave gaps between them."""
+_SLOT_DIVISORS = 1, 2, 4, 8, 16
 _SLOTS_PER_HEDGE_SLOT = 16
 """Slots per slot that is reserved for hedges; at least one is."""
 _GROUP_SLOTS = 4
@@ -45,9 +51,11 @@ class SlotPlan:
 
     Attributes:
         slots: total number of ring slots.
-        slot_bytes: size of a slot: that of the largest super-sample, or what fits if slots hold groups of samples.
-        window_slots: number of slots that the order needs at a time.
+        slot_bytes: size of a slot: that of the largest super-sample, or a fraction of it if the super-samples' sizes
+            differ much, or what fits if slots hold groups of samples.
+        window_slots: number of slots of the super-samples that the order needs at a time, at most.
         hedge_slots: number of slots reserved for hedges.
+        item_slots: mean number of slots of a super-sample or group.
         manifest_bytes: memory of the manifest.
         head_bytes: memory of all heads, if slots hold groups; otherwise 0.
         hedge_buffers: number of hedge buffers beside the slots, if slots hold groups; otherwise 0.
@@ -62,6 +70,7 @@ class SlotPlan:
     head_bytes: int = 0
     hedge_buffers: int = 0
     hedge_buffer_bytes: int = 0
+    item_slots: float = 1.0
 
     @property
     def holds_groups(self) -> bool:
@@ -75,7 +84,7 @@ class SlotPlan:
         return self.slots * self.slot_bytes + buffer_bytes + self.head_bytes + self.manifest_bytes
 
 
-def window_slots(super_samples: int, order: OrderConfig, sharding: Sharding) -> int:
+def window_items(super_samples: int, order: OrderConfig, sharding: Sharding) -> int:
     """Return the number of super-samples that a rank must hold at a time.
 
     Per lane this is one for ``none``, the window for ``window``, and twice the window for ``block``, so that the next
@@ -94,35 +103,73 @@ def plan_slots(
     sharding: Sharding,
     memory_bytes: int,
     workers: int = 1,
+    *,
+    max_request_bytes: int | None = None,
 ) -> SlotPlan:
     """Return the plan of one of the ``workers`` processes that divide ``memory_bytes``.
 
     Besides the window there are at most as many slots as one epoch of this rank fills: a longer look-ahead would fetch
-    epochs that may never be needed.
+    epochs that may never be needed. ``max_request_bytes`` is the size of the largest request, and so of its hedge; by
+    default that of the largest super-sample.
 
     Raises:
         MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
-    slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    needed = window_slots(len(manifest), order, sharding)
-    minimum = needed + 2  # one in flight, one for its hedge
+    largest_bytes = manifest.largest_bytes
+    slot_bytes, counts = _divide_into_slots(manifest)
+    items = window_items(len(manifest), order, sharding)
+    needed, with_next = _sum_largest(counts, manifest.rows.samples, sharding.max_open_lanes(), items)
+    hedge = -(-min(largest_bytes, max_request_bytes or largest_bytes) // slot_bytes)
+    minimum = with_next + hedge
     slots = (memory_bytes // workers - manifest_bytes) // slot_bytes
     if slots < minimum:
         figure = (minimum * slot_bytes + manifest_bytes) * workers
         raise MemoryBudgetError(
-            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} needs room for {minimum} "
-            f"super-samples, 2 of them in flight, of up to {format_bytes(slot_bytes)} each, and for a manifest of "
-            f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} needs room for the "
+            f"{items + 1} largest super-samples, one of them in flight, of up to {format_bytes(largest_bytes)} each, "
+            f"for a hedged request and for a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
+            f"({format_bytes(figure)}) or a smaller window"
         )
-    epoch_items = -(-len(manifest) // sharding.readers) + sharding.max_open_lanes()
-    hedge_slots = max(1, min(min(slots, needed + epoch_items) // _SLOTS_PER_HEDGE_SLOT, slots - needed - 1))
+    epoch_slots = -(-int(counts.sum()) // sharding.readers) + sharding.max_open_lanes() * int(counts.max())
+    hedge_slots = max(hedge, min(min(slots, needed + epoch_slots) // _SLOTS_PER_HEDGE_SLOT, slots - with_next))
     return SlotPlan(
-        slots=min(slots, needed + epoch_items + hedge_slots),
+        slots=min(slots, needed + epoch_slots + hedge_slots),
         slot_bytes=slot_bytes,
         window_slots=needed,
         hedge_slots=hedge_slots,
         manifest_bytes=manifest_bytes,
+        item_slots=float(counts.mean()),
     )
+
+
+def _divide_into_slots(manifest: Manifest) -> tuple[int, NDArray[np.int64]]:
+    """Return the size of a slot, and the number of slots of each super-sample, ``int64 [super-samples]``.
+
+    A slot has the size of the largest super-sample, unless that wastes too much: then about the median size, or a
+    fraction of it.
+    """
+    sizes = manifest.rows.size_bytes.astype(np.int64)
+    largest_bytes = int(sizes.max())
+    medians = max(1, largest_bytes // int(np.median(sizes)))
+    for parts in (1, *(medians * divisor for divisor in _SLOT_DIVISORS)):
+        slot_bytes = -(-largest_bytes // (parts * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+        counts = -(-sizes // slot_bytes)
+        if int(counts.sum()) * slot_bytes <= (1.0 + _MAX_WASTE) * int(sizes.sum()):
+            break
+    return slot_bytes, counts
+
+
+def _sum_largest(counts: NDArray[np.int64], samples: NDArray[np.integer], lanes: int, items: int) -> tuple[int, int]:
+    """Return the number of slots of the ``items`` largest super-samples, and that with the next largest one.
+
+    The border between two lanes may divide a super-sample of several samples, so that both lanes hold it.
+    """
+    largest = np.argpartition(-counts, min(items, len(counts) - 1))[: items + 1]
+    largest = largest[np.argsort(-counts[largest], kind="stable")]
+    held = np.repeat(counts[largest], np.minimum(samples[largest].astype(np.int64), lanes))
+    needed = int(held[:items].sum())
+    following = held[items] if len(held) > items else counts.max()  # the largest one of the next epoch
+    return needed, needed + int(following)
 
 
 def plan_group_slots(

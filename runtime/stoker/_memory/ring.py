@@ -1,10 +1,15 @@
-"""The ring buffer of a process: fixed slots in one anonymous shared mapping, each with a life cycle.
+"""The ring buffer of a process: equal slots in one anonymous shared mapping. An object takes one or more of them.
 
-Invariant: every slot is in exactly one state, and ``free + filling + ready == slots``. A slot changes state only
+The slots of an object are adjacent and have one life cycle; the number that :meth:`Ring.acquire` returns identifies
+them. Invariant: every slot is in exactly one state, and ``free + filling + ready == slots``. Slots change state only
 according to the transition table below; anything else, such as a double release, is a :class:`RingStateError`.
 
-The ring never waits: its users decide when to acquire a slot. It is not thread-safe: one thread changes states; other
-threads may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold a READY slot.
+Free slots may be too scattered for a large object, although there are enough of them. Then :meth:`Ring.compact` moves
+the READY objects together. So any objects fit together whose slots are at most those of the ring.
+
+The ring never waits: its users decide when to acquire slots. It is not thread-safe: one thread changes states; other
+threads may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold a READY object, except during
+a compaction.
 
 :class:`PagePrefaulter` prefaults the pages of new memory, concurrently with the thread that writes to it. The first
 write to a page of an anonymous mapping makes the kernel, and in a virtual machine often the hypervisor, allocate and
@@ -80,7 +85,8 @@ def anonymous_memory(size_bytes: int) -> memoryview:
 class Ring:
     """A buffer of equal slots, whose memory is allocated at the first acquire and then reused.
 
-    The slot that was freed last is acquired first, because its pages are allocated (a new page costs about 8 copies).
+    Slots that were freed last are acquired first, because their pages are allocated (a new page costs about 8 copies).
+    An object that takes another number of slots than those has the lowest ones that are free and adjacent.
 
     Args:
         slots: number of slots.
@@ -88,7 +94,7 @@ class Ring:
         allocate: function that returns zeroed memory of a given size; default :func:`anonymous_memory`.
 
     Attributes:
-        reserved: number of free slots that are reserved for callers other than hedges; see :attr:`unreserved`.
+        reserved: number of adjacent free slots that are reserved for callers other than hedges; see :meth:`can_spare`.
     """
 
     def __init__(
@@ -101,8 +107,13 @@ class Ring:
         self._stride_bytes = -(-slot_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._allocate = allocate
         self._memory: memoryview | None = None
-        self._states = [SlotState.FREE] * slots
-        self._free = list(range(slots - 1, -1, -1))
+        self._numbers = list(range(slots - 1, -1, -1))  # of no object
+        self._states = [SlotState.FREE] * slots  # by number, like the next two
+        self._starts = list(range(slots))
+        self._counts = [1] * slots
+        self._holes: dict[int, list[int]] = {slots: [0]}  # number of adjacent free slots → first slot of each such run
+        self.free = slots
+        """Number of free slots."""
         self.reserved = 0
         self._ready = 0
         self._peak_used = 0
@@ -110,46 +121,67 @@ class Ring:
 
     @property
     def memory(self) -> memoryview:
-        """The memory of all slots; slot ``i`` starts at :meth:`offset` ``(i)``."""
+        """The memory of all slots."""
         if self._memory is None:
             self._memory = self._allocate(self.slots * self._stride_bytes)
         return self._memory
 
-    @property
-    def free(self) -> int:
-        """Number of free slots."""
-        return len(self._free)
+    def count_slots(self, size_bytes: int) -> int:
+        """Return the number of slots that an object takes."""
+        return 1 + max(0, -(-(size_bytes - self.slot_bytes) // self._stride_bytes))
 
-    @property
-    def unreserved(self) -> int:
-        """Number of free slots that are not reserved, which hedges may acquire."""
-        return max(0, len(self._free) - self.reserved)
+    def has_run(self, count: int) -> bool:
+        """Return whether ``count`` adjacent slots are free."""
+        if self._holes.get(count):
+            return True
+        return count <= self.free and any(length >= count for _, length in self._merge_holes())
 
-    def acquire(self) -> int | None:
-        """FREE to FILLING: return a slot, or None if all slots are in use."""
-        if not self._free:
-            return None
+    def can_spare(self, size_bytes: int) -> bool:
+        """Return whether a hedge of ``size_bytes`` may acquire slots: it fits, and so do the reserved slots then."""
+        count = self.count_slots(size_bytes)
+        if count + self.reserved > self.free:
+            return False
+        start = self._take_run(count)
+        if start is None:
+            return False
+        leaves_reserved = not self.reserved or self.has_run(self.reserved)
+        self._holes.setdefault(count, []).append(start)
+        return leaves_reserved
+
+    def acquire(self, size_bytes: int = 0) -> int | None:
+        """FREE to FILLING: return the number of an object of ``size_bytes``; None if too few adjacent slots are free.
+
+        The default is one slot.
+        """
         _ = self.memory
-        slot = self._free.pop()
+        count = self.count_slots(size_bytes)
+        start = self._take_run(count)
+        if start is None:
+            return None
+        slot = self._numbers.pop()
         self._transition(slot, "acquire")
-        self._peak_used = max(self._peak_used, self.slots - len(self._free))
+        self._starts[slot], self._counts[slot] = start, count
+        self.free -= count
+        self._peak_used = max(self._peak_used, self.slots - self.free)
         return slot
 
     @contextmanager
     def fill_slot(self, name: str, size_bytes: int) -> Iterator[int]:
-        """Acquire a slot for the block that fills it: READY after the block, or FREE if the block raises.
+        """Acquire slots for the block that fills them: READY after the block, or FREE if the block raises.
 
         Args:
             name: name of the object, for messages.
             size_bytes: size of the object.
 
         Raises:
-            MemoryBudgetError: the object is larger than a slot.
-            RingStateError: no slot is free.
+            MemoryBudgetError: the object is larger than the ring.
+            RingStateError: too few adjacent slots are free.
         """
-        if size_bytes > self.slot_bytes:
-            raise MemoryBudgetError(f"{name} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
-        slot = self.acquire()
+        if self.count_slots(size_bytes) > self.slots:
+            raise MemoryBudgetError(
+                f"{name} has {size_bytes} bytes: more than the ring of {self.slots} slots of {self.slot_bytes} bytes"
+            )
+        slot = self.acquire(size_bytes)
         if slot is None:
             raise RingStateError(f"no free slot for {name}: {self!r}")
         try:
@@ -160,49 +192,111 @@ class Ring:
         self.commit(slot)
 
     def commit(self, slot: int) -> None:
-        """FILLING to READY: the bytes are complete and verified, and no transport writes to the slot any more."""
+        """FILLING to READY: the bytes are complete and verified, and no transport writes to them any more."""
         self._transition(slot, "commit")
-        self._ready += 1
+        self._ready += self._counts[slot]
         self._committed += 1
 
     def abort(self, slot: int) -> None:
-        """FILLING to FREE: return the slot unfilled. Its transport must have ended."""
+        """FILLING to FREE: return the slots unfilled. Their transport must have ended."""
         self._transition(slot, "abort")
-        self._free.append(slot)
+        self._put_back(slot)
 
     def release(self, slot: int) -> None:
         """READY to FREE: the consumer does not need the bytes any more."""
         self._transition(slot, "release")
-        self._free.append(slot)
-        self._ready -= 1
+        self._ready -= self._counts[slot]
+        self._put_back(slot)
+
+    def compact(self) -> None:
+        """Move the READY objects towards the start, so that the free slots behind them are adjacent.
+
+        The offsets of READY objects change. So no thread may read them meanwhile, nor use an offset from before.
+        Objects that are being filled stay where they are.
+        """
+        used = [slot for slot, state in enumerate(self._states) if state is not SlotState.FREE]
+        self._holes, end = {}, 0
+        for slot in sorted(used, key=self._starts.__getitem__):
+            start, count = self._starts[slot], self._counts[slot]
+            if self._states[slot] is SlotState.READY:
+                self._move(slot, end)
+            elif start > end:
+                self._holes.setdefault(start - end, []).append(end)
+            end = self._starts[slot] + count
+        if end < self.slots:
+            self._holes.setdefault(self.slots - end, []).append(end)
 
     def offset(self, slot: int) -> int:
-        """Return the offset of a slot in :attr:`memory`, in bytes; a multiple of 64."""
-        if not 0 <= slot < self.slots:
-            raise RingStateError(f"slot {slot} is not in this ring of {self.slots}")
-        return slot * self._stride_bytes
+        """Return the offset of an object in :attr:`memory`, in bytes; a multiple of 64."""
+        self._check_number(slot)
+        return self._starts[slot] * self._stride_bytes
 
     def view(self, slot: int, length_bytes: int) -> memoryview:
-        """Return the first ``length_bytes`` bytes of a slot that is not free, writable, without a copy."""
+        """Return the first ``length_bytes`` bytes of an object's slots, writable, without a copy."""
         start = self.offset(slot)
         if self._states[slot] is SlotState.FREE:
             raise RingStateError(f"slot {slot} is free: its bytes may be overwritten at any time")
-        if not 0 <= length_bytes <= self.slot_bytes:
-            raise RingStateError(f"{length_bytes} bytes do not fit in slots of {self.slot_bytes}")
+        size_bytes = (self._counts[slot] - 1) * self._stride_bytes + self.slot_bytes
+        if not 0 <= length_bytes <= size_bytes:
+            raise RingStateError(f"{length_bytes} bytes do not fit in slots of {size_bytes}")
         return self.memory[start : start + length_bytes]
 
     def statistics(self) -> RingStatistics:
         """Return a snapshot."""
         return RingStatistics(
-            free=len(self._free),
-            filling=self.slots - len(self._free) - self._ready,
+            free=self.free,
+            filling=self.slots - self.free - self._ready,
             ready=self._ready,
             peak_used=self._peak_used,
             committed=self._committed,
         )
 
+    def _take_run(self, count: int) -> int | None:
+        """Take adjacent slots from the free ones, and return the first; None if there are not enough."""
+        if self._holes.get(count):
+            return self._holes[count].pop()
+        if count > self.free:
+            return None
+        for start, length in self._merge_holes():
+            if length >= count:
+                self._holes[length].remove(start)
+                if length > count:
+                    self._holes.setdefault(length - count, []).append(start + count)
+                return start
+        return None
+
+    def _merge_holes(self) -> list[tuple[int, int]]:
+        """Merge adjacent runs of free slots; return the first slot and the number of slots of each, in order."""
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted((start, length) for length, starts in self._holes.items() for start in starts):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = merged[-1][0], merged[-1][1] + length
+            else:
+                merged.append((start, length))
+        self._holes = {}
+        for start, length in reversed(merged):
+            self._holes.setdefault(length, []).append(start)
+        return merged
+
+    def _put_back(self, slot: int) -> None:
+        count = self._counts[slot]
+        self._holes.setdefault(count, []).append(self._starts[slot])
+        self._numbers.append(slot)
+        self.free += count
+
+    def _move(self, slot: int, start: int) -> None:
+        if start != self._starts[slot]:
+            size_bytes = self._counts[slot] * self._stride_bytes
+            old, new = self._starts[slot] * self._stride_bytes, start * self._stride_bytes
+            self.memory[new : new + size_bytes] = self.memory[old : old + size_bytes]  # may overlap
+            self._starts[slot] = start
+
+    def _check_number(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise RingStateError(f"slot {slot} is not in this ring of {self.slots}")
+
     def _transition(self, slot: int, action: str) -> None:
-        self.offset(slot)
+        self._check_number(slot)
         state = self._states[slot]
         following = _TRANSITIONS.get((state, action))
         if following is None:

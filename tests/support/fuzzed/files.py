@@ -72,7 +72,7 @@ def _check_gather(opened: SuperSample, data: bytes) -> None:
     memory = memoryview(b"\xaa" * base + data + b"\xaa" * 64)
     rows = np.array([*range(head.samples), 0], np.int64)[::-1]
     which = np.zeros(len(rows), np.int64)
-    values_at = locate_values(head.schema, memory, [head], np.array([base]), which, rows)
+    values_at = locate_values(head.schema, memory, [head.starts], np.array([base]), which, rows)
     picked = RowLocations(which, rows, values_at)
     for name, values in gather(picked, head.schema).items():
         column = head.schema[name]
