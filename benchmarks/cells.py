@@ -17,6 +17,7 @@ TITLES = {
     "ours_full": "stoker, full shuffle",
     "streaming": "MosaicML Streaming",
     "litdata": "LitData",
+    "spdl": "SPDL, a pipeline of packed objects",
     "webdataset": "WebDataset",
     "perobject": "one GET a sample",
     "sockets-8": "raw sockets, 8 connections",
@@ -26,6 +27,7 @@ TITLES = {
     "decode": "bare decoding, all cores",
 }
 PROFILES = ("none", "cloud", "cloud-tail")
+KINDS = ("cold", "steady", "stall", "limit")
 STEP_SECONDS = 0.05
 
 # Epochs of a steady run: at least ten after the first and before the last ones, which are read from memory.
@@ -39,6 +41,7 @@ WORKERS = {"perobject": 16}
 OTHER_WORKERS = 2
 # One GET per sample is slow, so its rate is measured on a part of the data.
 MAX_SAMPLES = {"perobject": 4000}
+EVERY_ROUND = (*OURS, "spdl")  # several targets are ratios between these
 ONCE = "perobject"  # its cells take minutes and its ratios are far from any target, so it has one round
 
 
@@ -97,6 +100,7 @@ class Selection:
         workloads: names of workloads.
         profiles: names of profiles.
         loaders: names of loaders and limits.
+        kinds: kinds of runs.
         rounds: number of measurements of each, in turn with the others.
         scale: scale of the workloads.
     """
@@ -104,6 +108,7 @@ class Selection:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     profiles: tuple[str, ...] = PROFILES
     loaders: tuple[str, ...] = (*LOADERS, *LIMITS)
+    kinds: tuple[str, ...] = KINDS
     rounds: int = 3
     scale: float = 1.0
 
@@ -117,7 +122,7 @@ class Selection:
             for profile in self.profiles:
                 for number in range(self.rounds):
                     for mode, loader, kind in _runs(workload, profile, number):
-                        if loader in self.loaders:
+                        if loader in self.loaders and kind in self.kinds:
                             yield Cell(
                                 workload=workload,
                                 mode=mode,
@@ -140,9 +145,9 @@ def _runs(workload: str, profile: str, number: int) -> Iterator[tuple[str, str, 
             if loader == ONCE and number:
                 continue
             yield mode, loader, "cold"
-            if loader in OURS or (profile == "none" and number == 0 and loader != ONCE):
+            if loader in EVERY_ROUND or (profile == "none" and number == 0 and loader != ONCE):
                 yield mode, loader, "steady"
-            if profile == "cloud" and (number == 0 or loader == "ours"):
+            if profile == "cloud" and (number == 0 or loader in ("ours", "spdl")):
                 yield mode, loader, "stall"
         for limit in _limits(mode, profile):
             yield mode, limit, "limit"

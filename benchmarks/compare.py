@@ -1,5 +1,8 @@
 """Comparison of stoker with its peers and with limits: `python -m benchmarks.compare [--quick] [--workload NAME] ...`.
 
+`python -m benchmarks.compare --workload images --only stoker,spdl --shape none --kind cold --rounds 3` answers one
+question: it measures these cells only, and prints each loader's medians and stoker's ratios to them.
+
 Every cell is a child process that reads from a local bucket in another process, measured from outside. A round measures
 all loaders and limits of a workload and network one after the other, so that ratios hold although the machine's speed
 drifts. Results are written after each cell, to ``benchmarks/results/NAME.jsonl``; an interrupted run is resumed.
@@ -13,9 +16,9 @@ import platform
 import signal
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -24,12 +27,14 @@ from subprocess import CalledProcessError
 from typing import Any, TextIO
 
 from benchmarks.bench import BUCKET, Bench, Program
-from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, Cell, Selection
+from benchmarks.cells import KINDS, LIMITS, LOADERS, OURS, PROFILES, Cell, Selection
+from benchmarks.ratios import ratios
 from benchmarks.results import Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 
 CELL_TIMEOUT_SECONDS = 90.0
+ALIASES = {"stoker": "ours"}
 QUICK = {"rounds": 1, "scale": 0.2}
 # Seconds of a cell on 2 cores at scale 1, for the first estimate; by loader, otherwise by kind.
 USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
@@ -183,9 +188,10 @@ def _write(file: TextIO, values: dict[str, Any]) -> None:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round at a fifth of the size")
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
-    parser.add_argument("--profile", action="append", choices=PROFILES, help="default: all; may be repeated")
-    parser.add_argument("--loader", action="append", choices=(*LOADERS, *LIMITS), help="default: all; may be repeated")
+    parser.add_argument("--workload", **_names(WORKLOADS))
+    parser.add_argument("--profile", "--shape", **_names(PROFILES))
+    parser.add_argument("--loader", "--only", **_names((*LOADERS, *LIMITS)))
+    parser.add_argument("--kind", **_names(KINDS))
     parser.add_argument("--rounds", type=int, help=f"default: {Selection().rounds}")
     parser.add_argument("--scale", type=float, help="of the workloads; default: 1")
     parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT_SECONDS, help="of a cell, in seconds")
@@ -194,12 +200,28 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _names(known: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of an option whose values are some of the known names, separated by commas."""
+    there_are = tuple(known)
+
+    def parse(text: str) -> list[str]:
+        names = [ALIASES.get(name, name) for name in text.split(",")]
+        unknown = [name for name in names if name not in there_are]
+        if unknown:
+            raise ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(there_are)}")
+        return names
+
+    names = f"some of {', '.join(there_are)}, separated by commas; may be repeated; default: all"
+    return {"action": "extend", "type": parse, "metavar": "NAME", "help": names}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     chosen: dict[str, Any] = {
         "workloads": options.workload and tuple(dict.fromkeys(options.workload)),
         "profiles": options.profile and tuple(dict.fromkeys(options.profile)),
         "loaders": options.loader and tuple(dict.fromkeys(options.loader)),
+        "kinds": options.kind and tuple(dict.fromkeys(options.kind)),
         "rounds": options.rounds,
         "scale": options.scale,
     }
@@ -209,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = options.output or RESULTS / f"{name}.jsonl"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an interrupt: no process is left
     Comparison(selection, options.timeout, path, afresh=options.afresh).run()
+    print(ratios(Results.load(path)))
 
 
 if __name__ == "__main__":

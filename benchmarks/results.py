@@ -127,6 +127,11 @@ class Record:
         return float(self.result["first_batch_seconds"])
 
     @property
+    def second_batch_seconds(self) -> float:
+        """Seconds that the training loop waited for the second batch."""
+        return float(self.result["epochs"][0]["second_wait"])
+
+    @property
     def delivered(self) -> int:
         """Number of samples in all epochs."""
         return int(sum(epoch["samples"] for epoch in self.result["epochs"]))

@@ -179,13 +179,14 @@ def _stored(url: str) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Epoch:
-    """Printed figures of an epoch; the waits are those of the training loop, for all batches and for the first."""
+    """Printed figures of an epoch; the waits are the training loop's, for all batches, the first and the second."""
 
     seconds: float = 0.0
     samples: int = 0
     batches: int = 0
     wait_seconds: float = 0.0
     first_wait: float = 0.0
+    second_wait: float = 0.0
 
 
 def _measured(running: Running, loader: Callable[[Running], Iterable[Any]]) -> dict[str, Any]:
@@ -218,6 +219,8 @@ def _epoch(batches: Iterable[Any], step_seconds: float, order: list[np.ndarray] 
         epoch.wait_seconds += time.perf_counter() - asked
         if epoch.batches == 0:
             epoch.first_wait = epoch.wait_seconds
+        elif epoch.batches == 1:
+            epoch.second_wait = epoch.wait_seconds - epoch.first_wait
         data, labels = batch.values() if isinstance(batch, Mapping) else batch
         _touch(data)
         epoch.samples += len(labels)

@@ -12,11 +12,12 @@ import numpy as np
 import psutil
 import pytest
 from benchmarks import __main__ as program
-from benchmarks import plots, report, targets
+from benchmarks import compare, plots, report, targets
 from benchmarks.cells import LIMITS, LOADERS, Cell, Selection
 from benchmarks.child import Outcome, _Tree, run_child
 from benchmarks.compare import Comparison
 from benchmarks.limits import pull_with_sockets
+from benchmarks.ratios import ratios
 from benchmarks.results import Mixing, Record, Results
 
 from stoker_local import BucketConfig, BucketSpec, running_bucket
@@ -201,6 +202,50 @@ def test_a_round_measures_every_loader_and_limit_before_the_next() -> None:
     assert [cell.round for cell in cells] == sorted(cell.round for cell in cells)
     second = {cell.loader for cell in cells if cell.round == 1}
     assert second == {*LOADERS, *LIMITS} - {"perobject", "decode"}
+
+
+def test_one_question_is_a_selection_of_loaders_networks_and_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Selection] = []
+    path = tmp_path / "results.jsonl"
+
+    def run(comparison: Comparison) -> None:
+        asked.append(comparison._selection)
+        path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in (record("ours", "cold", 0.9),)))
+
+    monkeypatch.setattr(Comparison, "run", run)
+    named = ["--only", "stoker,spdl", "--only", "aiohttp", "--shape", "none", "--kind", "cold,limit", "--rounds", "3"]
+    compare.main([*named, "--workload", "images", "--output", str(path)])
+    loaders = ("ours", "spdl", "aiohttp")
+    wanted = Selection(workloads=("images",), profiles=("none",), loaders=loaders, kinds=("cold", "limit"), rounds=3)
+    assert asked == [wanted]
+    assert {(cell.loader, cell.kind) for cell in wanted.cells()} == {
+        ("ours", "cold"),
+        ("spdl", "cold"),
+        ("aiohttp", "limit"),
+    }
+    assert "| stoker | 1,000 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        compare.main(["--only", "stoker,nonesuch"])
+    assert "there is no nonesuch; there are ours," in capsys.readouterr().err
+
+
+def test_the_ratios_are_stoker_s_to_each_loader_and_to_each_limit() -> None:
+    results = Results(
+        [
+            record("ours", "cold", 0.9),
+            record("ours", "steady", 0.9, 0.5),
+            record("spdl", "cold", 1.9),
+            record("aiohttp", "limit", 0.25),
+            replace(record("litdata", "cold"), error="it hung", result={}),
+        ]
+    )
+    rows = [[cell.strip() for cell in line.split("|")][1:4] for line in ratios(results).splitlines()]
+    assert ["stoker", "1,000", ""] in rows
+    assert ["SPDL, a pipeline of packed objects", "500", "2.00"] in rows
+    assert ["plain aiohttp, 8 connections", "4,000", "0.50"] in rows
+    assert ["LitData (it hung)", "", ""] in rows
 
 
 def test_the_tables_say_why_a_figure_is_missing() -> None:
