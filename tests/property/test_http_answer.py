@@ -12,7 +12,8 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._stores.http import Destination, DirectExchange, HttpRequest, HttpResponse
+from stoker._stores.http import Destination, HttpRequest, HttpResponse
+from stoker._stores.http_exchange import DirectExchange
 from stoker.errors import ServerError, StokerError
 
 BODY = bytes(range(200))

@@ -1,11 +1,8 @@
-"""One HTTP/1.1 exchange without I/O: the request, the bytes to send, and the destination of each received byte.
+"""HTTP/1.1 without I/O: the request, the response, and the destination of each received byte.
 
 Requests are neither retried nor redirected here, and bodies are never decompressed: objects are read as stored. A read
 that ends early, also by cancellation, closes its connection. Two transports return the same results and errors:
 :mod:`stoker._stores.http_direct`, and :mod:`stoker._stores.http_session`, which supports proxies.
-
-A range of known length is received straight into its destination. h11 parses everything else: heads, error responses,
-whole objects, chunked bodies.
 
 An error response becomes a typed error that names the object, the cause and the remedy.
 """
@@ -18,11 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import SplitResult, urlsplit
-
-import h11
-from multidict import CIMultiDict
+from urllib.parse import urlsplit
 
 from stoker._base.fields import make_printable
 from stoker.errors import (
@@ -35,7 +30,6 @@ from stoker.errors import (
     PreconditionFailedError,
     RangeBeyondEndError,
     ServerError,
-    StokerError,
     StoreError,
     ThrottledError,
     TransientError,
@@ -49,8 +43,16 @@ MAX_ERROR_BYTES = 64 << 10
 _MAX_WHOLE_BYTES = 256 << 20  # a manifest of eight million super-samples fits
 _SECRET_HEADERS = ("authorization", "x-amz-security-token")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
-_MAX_HEAD_BYTES = 64 << 10
-_FIRST_BYTES = 16 << 10  # most heads are shorter, and body bytes that arrive with a head are copied several times
+_URL = re.compile(r"(https?://[^/?#]+)([!\"$-~]*)", re.ASCII)
+
+
+@lru_cache(maxsize=64)
+def host_of(origin: str) -> str:
+    """Return the header ``Host`` for an origin as signatures have it: in lower case, without a default port."""
+    parts = urlsplit(origin)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,24 @@ class HttpRequest:
                     f"{self.address}: the header {name} has characters that HTTP does not allow; "
                     "check the credentials for line ends, surrounding blanks and non-ASCII characters"
                 )
+
+    def serialise(self) -> bytes:
+        """Return the bytes to send: the head, which asks for no compression, and the data.
+
+        Raises:
+            ConfigError: The URL has characters that HTTP does not allow.
+        """
+        match = _URL.fullmatch(self.url)
+        if match is None:
+            raise ConfigError(f"{self.address}: the URL of its request has characters that HTTP does not allow")
+        origin, target = match.groups()
+        slash = "" if target.startswith("/") else "/"
+        lines = [f"{self.method} {slash}{target} HTTP/1.1", f"Host: {host_of(origin)}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if "Accept-Encoding" not in self.headers:
+            lines.append("Accept-Encoding: identity")
+        head = "\r\n".join((*lines, "", "")).encode("ascii")
+        return head + self.data if isinstance(self.data, bytes) else head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,128 +285,6 @@ class ResponseReceiver:
     def _content_length(self) -> int | None:
         length = self._headers.get("Content-Length", "")
         return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
-
-
-class DirectExchange(ResponseReceiver):
-    """The sans-I/O state of one exchange on a direct connection.
-
-    The transport receives bytes into :meth:`buffer`, and reports their number to :meth:`receive_count`. Both raise a
-    StokerError if the response is invalid or does not match the request; after that, or once the response is complete,
-    neither may be called again.
-
-    Attributes:
-        request_bytes: Bytes to send.
-        has_begun: Whether any bytes have arrived.
-        response: The response, once it is complete.
-        is_last: Whether the connection must be closed after this exchange.
-    """
-
-    def __init__(self, request: HttpRequest, destination: Destination | None = None) -> None:
-        super().__init__(request, destination)
-        self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        self._direct: memoryview | None = None
-        self._is_over = False
-        self.request_bytes = self._serialise_request()
-        self.has_begun = False
-        self.response: HttpResponse | None = None
-        self.is_last = True
-
-    def _serialise_request(self) -> bytes:
-        parts = urlsplit(self._call.url)
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = [("Host", _host(parts)), *self._call.headers.items()]
-        if not any(name.lower() == "accept-encoding" for name, _ in headers):
-            headers.append(("Accept-Encoding", "identity"))
-        sent = self._machine.send(h11.Request(method=self._call.method, target=target, headers=headers))
-        data = self._call.data
-        body = self._machine.send(h11.Data(data=data)) if isinstance(data, bytes) else b""
-        end = self._machine.send(h11.EndOfMessage())
-        return (sent or b"") + (body or b"") + (end or b"")
-
-    @property
-    def is_in_body(self) -> bool:
-        """Whether the head has arrived."""
-        return bool(self._status)
-
-    def buffer(self, scratch: memoryview) -> memoryview:
-        """Return the memory for the next bytes: the rest of the destination, or the beginning of ``scratch``."""
-        if self._direct is not None:
-            return self._direct[self._received_bytes :]
-        return scratch if self.has_begun else scratch[:_FIRST_BYTES]
-
-    def receive_count(self, count: int, scratch: memoryview) -> bool:
-        """Process ``count`` bytes in the buffer; return whether the response is complete."""
-        self.has_begun = True
-        if self._direct is not None:
-            self._received_bytes += count
-            return self._direct_is_whole(self._direct)
-        return self._parse(bytes(scratch[:count]))
-
-    def receive_eof(self) -> bool:
-        """Process the end of the connection; return whether it completes the response."""
-        if self._direct is not None or not self._status:
-            return False
-        self._is_over = True
-        return self._parse(b"")
-
-    def _parse(self, data: bytes) -> bool:
-        try:
-            self._machine.receive_data(data)
-            while (event := self._machine.next_event()) is not h11.NEED_DATA:
-                if isinstance(event, h11.Response):
-                    if (into := self._begin_response(event)) is not None:
-                        return self._direct_is_whole(into)
-                elif isinstance(event, h11.Data):
-                    self.receive(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    return self._finish_response(is_last=not self._is_reusable())
-                if self.is_enough:
-                    return self._finish_response(is_last=True)
-        except h11.RemoteProtocolError as error:
-            raise self._protocol_error(error) from None
-        return False
-
-    def _is_reusable(self) -> bool:
-        """Whether the connection can be used again: it is open, and nothing followed the response."""
-        leftover, _ = self._machine.trailing_data
-        return not self._is_over and self._machine.their_state is h11.DONE and not leftover
-
-    def _protocol_error(self, error: h11.RemoteProtocolError) -> StokerError:
-        """Return the error for invalid HTTP, without h11's message, which may quote the response."""
-        if self._status and "closed connection" in str(error):
-            got = self._received_bytes if self._destination is not None and not self._is_error else len(self._body)
-            return TruncatedError(f"{self._call.address}: the connection ended after {got} bytes of the body")
-        return ServerError(f"{self._call.address}: the response is not valid HTTP ({type(error).__name__})")
-
-    def _begin_response(self, response: h11.Response) -> memoryview | None:
-        """Process the head; return the destination if the body can be received straight into it."""
-        headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
-        self.begin(response.status_code, headers)
-        if self._destination is None or self._is_error:
-            return None
-        into = self._destination.into
-        if headers.get("Content-Length") != str(into.nbytes) or "Transfer-Encoding" in headers:
-            return None
-        wishes = ",".join(headers.getall("Connection", ())).lower()
-        ahead, _ = self._machine.trailing_data
-        self._direct, self._received_bytes = into, min(len(ahead), into.nbytes)
-        into[: self._received_bytes] = ahead[: self._received_bytes]
-        self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._received_bytes
-        return into
-
-    def _direct_is_whole(self, into: memoryview) -> bool:
-        return self._received_bytes >= into.nbytes and self._finish_response(is_last=self.is_last)
-
-    def _finish_response(self, *, is_last: bool) -> bool:
-        self.response, self.is_last = self.finish(), is_last
-        return True
-
-
-def _host(parts: SplitResult) -> str:
-    """Return the host as signatures have it: in lower case, without the scheme's default port."""
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
 
 
 ErrorRule: TypeAlias = tuple[type[StoreError], str]

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
-from stoker._stores.http import Destination, DirectExchange, HttpRequest, HttpResponse
+from stoker._stores.http import Destination, HttpRequest, HttpResponse
+from stoker._stores.http_exchange import DirectExchange
 from stoker._stores.options import HttpOptions, create_fingerprint_context, create_tls_context
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
@@ -239,7 +240,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._exchange, self._address, self._error = exchange, address, None
         self._over = self._loop.create_future()
         self.last_received_seconds = self._loop.time()
-        self._check_timeout(read_timeout_seconds)
+        if self._watch is None:
+            self._check_timeout(read_timeout_seconds)
         try:
             self._transport.write(exchange.request_bytes)
             await self._over
@@ -255,21 +257,27 @@ class _HttpConnection(asyncio.BufferedProtocol):
         """Close at once: when this returns, nothing writes to the caller's memory any more."""
         if self._exchange is not None:
             self._end(ConnectionLostError(f"{self._address}: the connection was closed"))
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._transport is not None:
             self._transport.abort()
 
     def _end(self, error: StokerError | None) -> None:
         """End the present exchange with an error or None, and wake its caller."""
         self._exchange = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
         if self._over is not None and not self._over.done():
             self._error = error
             self._over.set_result(None)
 
     def _check_timeout(self, read_timeout_seconds: float) -> None:
-        """End the exchange if nothing was received for ``read_timeout_seconds``, else check again later."""
+        """End the exchange if nothing was received for ``read_timeout_seconds``, else check again later.
+
+        One timer serves many exchanges: it ends when it finds none.
+        """
+        self._watch = None
+        if self._exchange is None:
+            return
         left_seconds = self.last_received_seconds + read_timeout_seconds - self._loop.time()
         if left_seconds > 0:
             self._watch = self._loop.call_later(left_seconds, self._check_timeout, read_timeout_seconds)
