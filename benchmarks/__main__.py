@@ -1,6 +1,7 @@
 """Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
-Caches, shared tiers, traces, predictions, the simulator and flat memory are measured only if they are named.
+Caches, shared tiers, traces, predictions, the simulator, flat memory and `full` beyond memory are measured only if
+they are named.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ BY_NAME = (
     "simulation",
     "deli_calibration",
     "flat_memory",
+    "uniform",
     "warm_tier",
 )
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
