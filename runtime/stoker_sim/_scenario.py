@@ -58,6 +58,8 @@ class EpochResult:
         hedges: number of these reads that were second requests for late bytes.
         tier_hits: number of super-samples read from each tier, by the tier's name.
         first_batch_seconds: time from the start of the run to the first batch; None after the first epoch.
+        first_step_seconds: time from the beginning of the epoch's first step to the end of its computation, in seconds.
+        first_compute_seconds: part of that time spent computing.
     """
 
     rank: int
@@ -73,6 +75,8 @@ class EpochResult:
     hedges: int = 0
     tier_hits: Counter[str] = field(default_factory=Counter)
     first_batch_seconds: float | None = None
+    first_step_seconds: float = 0.0
+    first_compute_seconds: float = 0.0
 
     @property
     def miss_rate(self) -> float:
@@ -259,6 +263,8 @@ class _SimulatedRank:
             now.compute_seconds += seconds
             if seconds:
                 await asyncio.sleep(seconds)
+            if now.steps == 1:
+                now.first_step_seconds, now.first_compute_seconds = loop.time() - asked_seconds, seconds
             if self.step_barrier is not None:
                 await self.step_barrier.wait()
             if step.is_last:

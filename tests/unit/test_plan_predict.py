@@ -505,3 +505,26 @@ def test_ranks_in_step_wait_for_the_slowest_of_them() -> None:
     assert found.bound.limit == "bandwidth"
     assert found.later.seconds == pytest.approx(found.bound.seconds, rel=0.15)
     assert found.later.wait_seconds == pytest.approx(found.later.seconds - found.bound.compute_seconds, rel=0.02)
+
+
+def test_accelerator_utilization_leaves_out_the_first_step() -> None:
+    late = predict(replace(workload(), start_seconds=5.0)).first
+    assert late.stall > 0.4
+    assert late.accelerator_utilization == predict(workload()).first.accelerator_utilization > 0.97
+    slow = predict(workload(rate=50_000)).later
+    assert slow.accelerator_utilization == pytest.approx(1 - slow.stall, abs=0.02)
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_an_epoch_of_one_step_has_nothing_to_count(nodes: int) -> None:
+    assert predict(workload(super_samples=nodes, nodes=nodes)).later.accelerator_utilization == 1.0
+
+
+def test_a_part_of_few_large_steps_stands_for_the_whole_time() -> None:
+    # 600 super-samples are 15 steps; 400 of them, which are simulated, have 10 whole ones or fewer.
+    large = workload(super_samples=600, memory=400 * MIB)
+    found = predict(replace(large, feed=replace(large.feed, batch_size=3900)))
+    assert found.simulated < 1.0
+    assert found.later.accelerator_utilization == pytest.approx(1.0)
+    assert found.later.seconds == pytest.approx(found.bound.seconds)
+    assert found.later.wait_seconds == pytest.approx(0.0, abs=1e-6)

@@ -223,7 +223,8 @@ class _Plan:
         values["bound"] |= {"seconds": prediction.bound.seconds, "limit": prediction.bound.limit}
         for name, epoch in (("first", prediction.first), ("later", prediction.later)):
             waiting = self.waiting_dollars(epoch)
-            values[name] |= {"stall": epoch.stall, "dollars": self.dollars(epoch), "waiting_dollars": waiting}
+            values[name] |= {"stall": epoch.stall, "accelerator_utilization": epoch.accelerator_utilization}
+            values[name] |= {"dollars": self.dollars(epoch), "waiting_dollars": waiting}
         return values
 
     def as_text(self) -> list[str]:
@@ -283,6 +284,9 @@ class _Plan:
             ),
             "later epochs": lambda prediction: (
                 f"{_format_seconds(prediction.later.seconds)}, {prediction.later.stall:.1%} stalled"
+            ),
+            "accelerator utilization": lambda prediction: (
+                f"{prediction.first.accelerator_utilization:.1%}, then {prediction.later.accelerator_utilization:.1%}"
             ),
             "requests, first epoch": lambda prediction: f"{prediction.first.requests:,.0f}",
             "requests, later epochs": lambda prediction: f"{prediction.later.requests:,.0f}",
