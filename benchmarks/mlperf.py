@@ -1,0 +1,268 @@
+"""Emulated accelerators on the workloads of MLPerf Storage: `python -m benchmarks.mlperf [WORKLOAD …] [--quick]`.
+
+Sizes of samples and batches, times of a step, and the least accelerator utilization (AU) are those of MLPerf Storage's
+B200; the bucket is a local one with the network of profile `cloud`. As many accelerators run as 0.95 of the link can
+supply. If the link cannot supply one, its step is as long as that takes. `stoker plan` predicts the AU beforehand.
+The figures are no result of MLPerf Storage: docs/performance.md says what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+import stoker
+from benchmarks.accelerators import Run, run_accelerators, utilization
+from benchmarks.document import table
+from stoker._format.schema import Column
+from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
+
+LINK = PROFILES["cloud"]
+LINK_SHARE = 0.95
+"""Share of the link that the accelerators need."""
+MAX_ERROR = 0.02
+"""Largest difference between predicted and measured AU."""
+BUCKET = "mlperf"
+_NOISE_BYTES = 64 << 20
+
+Samples = Callable[[np.random.Generator], Iterator[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A workload of MLPerf Storage.
+
+    Attributes:
+        title: its name there.
+        batch_size: samples per batch of an accelerator.
+        step_seconds: time that an accelerator computes on a batch.
+        min_utilization: least AU.
+        sample_bytes: mean size of what is read of a sample, in bytes.
+        schema: columns of the packed samples.
+        samples: generates an endless sequence of samples.
+        steps: steps of an epoch, which determine the size of the data set.
+        epochs: number of epochs.
+        columns: names of the columns to read; None for all.
+        memory: memory budget of each loader.
+    """
+
+    title: str
+    batch_size: int
+    step_seconds: float
+    min_utilization: float
+    sample_bytes: float
+    schema: Mapping[str, Column]
+    samples: Samples
+    steps: int
+    epochs: int
+    columns: Sequence[str] | None = None
+    memory: str = "512MB"
+
+    @property
+    def batch_bytes(self) -> float:
+        """Mean size of a batch, in bytes."""
+        return self.batch_size * self.sample_bytes
+
+    def accelerators(self, bytes_per_second: float) -> tuple[int, float]:
+        """Return the number of accelerators that a link can supply, at least one, and the time of their step.
+
+        Args:
+            bytes_per_second: rate of the link that may be used.
+        """
+        count = int(bytes_per_second * self.step_seconds / self.batch_bytes)
+        return (count, self.step_seconds) if count else (1, self.batch_bytes / bytes_per_second)
+
+
+def noise(size_bytes: Callable[[np.random.Generator], int]) -> Samples:
+    """Return a generator of samples with a column ``data``, incompressible bytes of a random size."""
+
+    def samples(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+        pool = memoryview(rng.bytes(_NOISE_BYTES))
+        while True:
+            size = size_bytes(rng)
+            start = int(rng.integers(0, len(pool) - size))
+            yield {"data": bytes(pool[start : start + size])}
+
+    return samples
+
+
+def arrays(sizes: Mapping[str, int]) -> Samples:
+    """Return a generator of samples of ``float32`` columns with these numbers of elements."""
+
+    def samples(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+        pool = rng.random(_NOISE_BYTES // 4, np.float32)
+        while True:
+            starts = {name: int(rng.integers(0, len(pool) - size)) for name, size in sizes.items()}
+            yield {name: pool[starts[name] : starts[name] + size] for name, size in sizes.items()}
+
+    return samples
+
+
+FLUX = {"text": 524_328, "prompt": 409, "mean": 8_232, "variance": 8_232, "timestep": 7}
+"""Column of a Flux sample → its number of ``float32`` elements."""
+
+WORKLOADS = {
+    "resnet50": Workload(
+        title="ResNet-50",
+        batch_size=400,
+        step_seconds=0.224,
+        min_utilization=0.90,
+        sample_bytes=114_660,
+        schema={"data": stoker.Bytes()},
+        samples=noise(lambda _: 114_660),
+        steps=20,
+        epochs=3,
+    ),
+    "retinanet": Workload(
+        title="RetinaNet",
+        batch_size=24,
+        step_seconds=0.0476,
+        min_utilization=0.85,
+        sample_bytes=322_957,
+        schema={"data": stoker.Bytes()},
+        samples=noise(lambda _: 322_957),
+        steps=64,
+        epochs=4,
+    ),
+    "flux": Workload(
+        title="Flux",
+        batch_size=48,
+        step_seconds=1.35,
+        min_utilization=0.90,
+        sample_bytes=4 * sum(FLUX.values()),
+        schema={name: stoker.Array("float32", (size,)) for name, size in FLUX.items()},
+        samples=arrays(FLUX),
+        steps=4,
+        epochs=4,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of a workload.
+
+    Attributes:
+        workload: the workload.
+        accelerators: number of accelerators.
+        step_seconds: time of their step.
+        samples_per_second: samples of all accelerators per second, from the start of the run.
+        predicted: AU that `stoker plan` predicts.
+        measured: AU of the run.
+    """
+
+    workload: Workload
+    accelerators: int
+    step_seconds: float
+    samples_per_second: float
+    predicted: float
+    measured: float
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Row of the table."""
+        workload = self.workload
+        is_met = self.measured >= workload.min_utilization and abs(self.predicted - self.measured) <= MAX_ERROR
+        return (
+            workload.title,
+            str(self.accelerators),
+            f"{1000 * self.step_seconds:,.1f}",
+            f"{self.accelerators * workload.batch_bytes / self.step_seconds / 1e6:,.0f}",
+            f"{self.samples_per_second:,.0f}",
+            f"{self.samples_per_second * workload.sample_bytes / 1e6:,.0f}",
+            f"{workload.min_utilization:.0%}",
+            f"{self.measured:.1%}",
+            f"{self.predicted:.1%}",
+            "met" if is_met else "**missed**",
+        )
+
+
+HEAD = (
+    "workload",
+    "accelerators",
+    "step, ms",
+    "needed MB/s",
+    "samples/s",
+    "MB/s",
+    "least AU",
+    "AU",
+    "predicted",
+    "",
+)
+
+
+def measure(name: str, *, quick: bool) -> Figures:
+    """Pack a workload into a local bucket, predict its AU, and measure it."""
+    workload = WORKLOADS[name]
+    assert LINK.total_bytes_per_second is not None
+    count, step_seconds = workload.accelerators(LINK_SHARE * LINK.total_bytes_per_second)
+    epochs = 1 if quick else workload.epochs
+    steps = max(3, workload.steps // 8) if quick else workload.steps
+    url = f"s3://{BUCKET}/{name}"
+    run = Run(
+        url=url,
+        accelerators=count,
+        batch_size=workload.batch_size,
+        step_seconds=step_seconds,
+        epochs=epochs,
+        columns=workload.columns,
+        memory=workload.memory,
+    )
+    with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
+        os.environ.update(bucket.environment())
+        with stoker.Packer(url, schema=workload.schema) as packer:
+            samples = workload.samples(np.random.default_rng(0))
+            packer.extend(islice(samples, steps * count * workload.batch_size))
+        bucket.reshape(LINK)
+        predicted = predict(run)
+        times = run_accelerators(run)
+    seconds = max(sum(epoch.seconds for epoch in each) for each in times)
+    return Figures(
+        workload=workload,
+        accelerators=count,
+        step_seconds=step_seconds,
+        samples_per_second=epochs * steps * count * workload.batch_size / seconds,
+        predicted=predicted,
+        measured=utilization(times),
+    )
+
+
+def predict(run: Run) -> float:
+    """Return the AU of a run that `stoker plan` predicts: the mean of its epochs."""
+    arguments = {
+        "--gpu-rate": run.batch_size / run.step_seconds,
+        "--ranks-per-node": run.accelerators,
+        "--batch-size": run.batch_size,
+        "--loader-memory": run.memory,
+        "--epochs": run.epochs,
+    }
+    flags = [str(each) for pair in arguments.items() for each in pair]
+    command = [sys.executable, "-m", "stoker.cli", "plan", run.url, *flags, "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["given"]
+    first, later = (found[epoch]["accelerator_utilization"] for epoch in ("first", "later"))
+    return float(first + (run.epochs - 1) * later) / run.epochs
+
+
+def main(arguments: list[str]) -> int:
+    parser = ArgumentParser(prog="python -m benchmarks.mlperf", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(WORKLOADS)}; default all")
+    parser.add_argument("--quick", action="store_true", help="less data and one epoch, to see that it runs")
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.workloads if name not in WORKLOADS]:
+        parser.error(f"there is no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    rows = [measure(name, quick=given.quick).row for name in given.workloads or WORKLOADS]
+    print(table(HEAD, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""Emulated accelerators: their utilization, how many a link supplies, and a run of each kind of data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks import mlperf
+from benchmarks.accelerators import EpochTimes, Run, run_accelerators, utilization
+from benchmarks.mlperf import FLUX, LINK, LINK_SHARE, WORKLOADS, Figures, Workload
+
+import stoker
+
+assert LINK.total_bytes_per_second is not None
+USABLE = LINK_SHARE * LINK.total_bytes_per_second
+
+
+def times(*waits: float, compute: float = 1.0) -> EpochTimes:
+    """Return the times of an epoch of steps with these waits, and a second behind each for the other accelerators."""
+    return EpochTimes(
+        seconds=sum(waits) + len(waits) * (compute + 1.0),
+        step_seconds=[wait + compute for wait in waits],
+        compute_seconds=[compute] * len(waits),
+    )
+
+
+def test_the_first_step_of_an_epoch_does_not_count() -> None:
+    assert times(99.0, 0.0, 2.0).accelerator_utilization == pytest.approx(2.0 / (2.0 + 2.0 + 3.0))
+
+
+def test_the_utilization_of_a_run_is_the_mean_of_its_epochs_and_accelerators() -> None:
+    run = [[times(0.0, 0.0), times(0.0, 2.0)], [times(0.0, 1.0), times(0.0, 1.0)]]
+    assert utilization(run) == pytest.approx((1 / 3 + 1 / 5 + 1 / 4 + 1 / 4) / 4)
+
+
+@pytest.mark.parametrize(("name", "count"), [("resnet50", 2), ("retinanet", 3), ("flux", 7)])
+def test_as_many_accelerators_run_as_the_link_supplies(name: str, count: int) -> None:
+    workload = WORKLOADS[name]
+    assert workload.accelerators(USABLE) == (count, workload.step_seconds)
+    assert (count + 1) * workload.batch_bytes / workload.step_seconds > USABLE
+
+
+def test_a_step_is_longer_if_the_link_cannot_supply_one_accelerator() -> None:
+    workload = replace(WORKLOADS["resnet50"], step_seconds=0.001)
+    count, step_seconds = workload.accelerators(USABLE)
+    assert count == 1
+    assert workload.batch_bytes / step_seconds == pytest.approx(USABLE)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+def test_samples_have_the_size_of_the_workload(workload: Workload) -> None:
+    schema = stoker.Schema(workload.schema)
+    wanted = [name in (workload.columns or schema) for name in schema]
+    samples = islice(workload.samples(np.random.default_rng(0)), 4)
+    for values in map(schema.encode, samples):
+        sizes = [len(value) for value, is_wanted in zip(values, wanted, strict=True) if is_wanted]
+        assert sum(sizes) == workload.sample_bytes
+
+
+def test_the_parameters_are_those_of_the_published_configurations() -> None:
+    assert {
+        name: (each.batch_size, each.step_seconds, each.min_utilization, each.sample_bytes)
+        for name, each in WORKLOADS.items()
+    } == {
+        "resnet50": (400, 0.224, 0.90, 114_660),
+        "retinanet": (24, 0.0476, 0.85, 322_957),
+        "flux": (48, 1.35, 0.90, 2_164_832),
+    }
+    assert len(FLUX) == 5
+
+
+@pytest.mark.parametrize(("measured", "predicted", "verdict"), [(0.9, 0.919, "met"), (0.89, 0.89, "**missed**")])
+def test_a_row_tells_whether_the_least_utilization_is_held(measured: float, predicted: float, verdict: str) -> None:
+    figures = Figures(
+        workload=WORKLOADS["flux"],
+        accelerators=7,
+        step_seconds=1.35,
+        samples_per_second=200.0,
+        predicted=predicted,
+        measured=measured,
+    )
+    assert figures.row[-1] == verdict
+    assert len(figures.row) == len(mlperf.HEAD)
+
+
+def test_two_accelerators_share_an_epoch_and_wait_for_each_other(tmp_path: Path) -> None:
+    url = str(tmp_path / "data")
+    with stoker.Packer(url, schema={"data": stoker.Array("uint8", (8,))}) as packer:
+        packer.extend({"data": np.full(8, number, np.uint8)} for number in range(24))
+    run = Run(url=url, accelerators=2, batch_size=4, step_seconds=0.001, epochs=2, columns=None, memory="64MB")
+    found = run_accelerators(run)
+    assert [[len(epoch.step_seconds) for epoch in each] for each in found] == [[3, 3], [3, 3]]
+    assert all(0 < epoch.accelerator_utilization <= 1 for each in found for epoch in each)
+
+
+def test_an_accelerator_that_fails_ends_the_others(tmp_path: Path) -> None:
+    run = Run(
+        url=str(tmp_path / "none"),
+        accelerators=2,
+        batch_size=4,
+        step_seconds=0.001,
+        epochs=1,
+        columns=None,
+        memory="64MB",
+    )
+    with pytest.raises(stoker.errors.StokerError, match="none"):
+        run_accelerators(run)
