@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.cells import LIMITS, OURS, STEP_SECONDS, Cell
+from benchmarks.cells import LIMITS, OURS, PROFILES, STARTS, STEP_SECONDS, Cell
 from benchmarks.child import Outcome, run_child
 from benchmarks.environments import program, python_of
 from benchmarks.results import Mixing, Record
 from benchmarks.workloads import RESULTS, WORKLOADS
-from stoker_local import PROFILES, BucketProcess
+from stoker_local import BucketProcess
 
 BUCKET = "bench"
 CONNECTIONS = 8
@@ -29,6 +29,11 @@ _LOGS = RESULTS / "logs"
 
 Word = str | Path | int | float
 """A part of a command line."""
+
+
+def data_set(loader: str) -> str:
+    """Return the loader that packs a loader's data set: our loaders and the limits share one."""
+    return "ours" if loader in (*OURS, *LIMITS) else loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ class Bench:
         connections: profile → number of connections that our loader had open at once.
         broken: loader that could not start or pack, or hung too often → reason.
         timeouts: loader → number of cells that hung.
+        stored_bytes: loader → size of its data set.
     """
 
     workload: str
@@ -93,14 +99,15 @@ class Bench:
     connections: dict[str, int] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     timeouts: Counter[str] = field(default_factory=Counter)
+    stored_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def source(self) -> Path:
         return WORKLOADS[self.workload].folder(self.samples)
 
     def url(self, loader: str) -> str:
-        """Return the URL of a loader's data set; our loaders and the limits share one."""
-        return f"s3://{BUCKET}/{'ours' if loader in (*OURS, *LIMITS) else loader}/{self.workload}"
+        """Return the URL of a loader's data set."""
+        return f"s3://{BUCKET}/{data_set(loader)}/{self.workload}"
 
     def pack(self, loader: str, samples: int) -> None:
         """Write a loader's data set of the first ``samples`` samples to an unshaped bucket."""
@@ -110,6 +117,8 @@ class Bench:
             outcome = self._run(loader, arguments, Path(folder), PACK_TIMEOUT_SECONDS)
         if outcome.error:
             self.broken[loader] = f"packing failed: {outcome.error}"
+        else:
+            self.stored_bytes[loader] = outcome.result["bytes"]
 
     def measure(self, cell: Cell) -> Record:
         """Measure a cell; its record contains an error, if there is one."""
@@ -119,8 +128,7 @@ class Bench:
         self.bucket.reset()
         with TemporaryDirectory(prefix="cell-", dir=RESULTS) as folder:
             order = Path(folder, "order.npy")
-            arguments = self._limit(cell) if cell.loader in LIMITS else self._loader(cell, Path(folder))
-            outcome = self._run(cell.loader, arguments, Path(folder), self.timeout_seconds)
+            outcome = self._run(cell.loader, self._arguments(cell, Path(folder)), Path(folder), self.timeout_seconds)
             mixing = None
             if order.exists():
                 mixing = Mixing.of(np.load(order), cell.samples, WORKLOADS[cell.workload].batch)
@@ -141,6 +149,7 @@ class Bench:
             cell=cell,
             result=outcome.result,
             counts=counts,
+            stored_bytes=self.stored_bytes.get(data_set(cell.loader), 0),
             payload_bytes=WORKLOADS[self.workload].payload_bytes(self.samples, cell.samples),
             wall_seconds=outcome.wall_seconds,
             cpu_seconds=outcome.cpu_seconds - outcome.result["imports_cpu_seconds"],
@@ -149,12 +158,19 @@ class Bench:
             mixing=mixing,
         )
 
+    def _arguments(self, cell: Cell, folder: Path) -> list[Word]:
+        if cell.kind == "starts":
+            return ["start", "--batch", WORKLOADS[cell.workload].batch, "--starts", STARTS]
+        return self._limit(cell) if cell.loader in LIMITS else self._loader(cell, folder)
+
     def _loader(self, cell: Cell, folder: Path) -> list[Word]:
         arguments: list[Word] = ["run", "--mode", cell.mode, "--seed", SEED]
         arguments += ["--batch", WORKLOADS[cell.workload].batch, "--workers", cell.workers, "--epochs", cell.epochs]
         arguments += ["--cache", folder / "cache", "--order", folder / "order.npy"]
         if cell.kind == "stall":
             arguments += ["--step-seconds", STEP_SECONDS]
+        if cell.kind == "steady":
+            arguments += ["--count-bytes"]
         return arguments
 
     def _limit(self, cell: Cell) -> list[Word]:

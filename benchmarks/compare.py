@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from subprocess import CalledProcessError
 from typing import Any, TextIO
 
@@ -37,7 +37,7 @@ CELL_TIMEOUT_SECONDS = 90.0
 ALIASES = {"stoker": "ours"}
 QUICK = {"rounds": 1, "scale": 0.2}
 # Seconds of a cell on 2 cores at scale 1, for the first estimate; by loader, otherwise by kind.
-USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
+USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "starts": 40.0, "limit": 4.0}
 
 
 Programs = tuple[dict[str, Program], dict[str, str]]
@@ -71,6 +71,8 @@ def summary(record: Record) -> str:
     """Return a cell's main figure as text."""
     if record.error:
         return record.error
+    if record.cell.kind == "starts":
+        return f"median {median(record.start_seconds) * 1e3:.0f} ms, longest {max(record.start_seconds):.2f} s"
     if record.cell.kind == "stall":
         return f"stall {record.stall:.1%}"
     return f"{record.rate:,.0f} samples/s, {record.bytes_per_second / 1e6:,.0f} MB/s"

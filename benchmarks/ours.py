@@ -1,14 +1,19 @@
-"""stoker's loader as a program like those of the peers: `python -m benchmarks.ours pack|run ...` (peers/common.py)."""
+"""stoker's loader as a program like those of the peers: `python -m benchmarks.ours pack|run|start ...`.
+
+``pack`` and ``run`` are those of peers/common.py; ``start`` is that of benchmarks/starts.py.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import numpy.random  # noqa: F401  (numpy imports it at its first use)
 
 import stoker
 import stoker._stores.s3  # which opening an s3:// URL imports
+from benchmarks import starts
 from benchmarks.peers.common import SHAPES, SIDE, Packing, Running, main
 from stoker._order.order import Shuffle
 from stoker.images import ImageDecoder
@@ -59,4 +64,7 @@ def program(shuffle: Shuffle) -> None:
 
 
 if __name__ == "__main__":
-    program("window")
+    if sys.argv[1:2] == ["start"]:
+        starts.main()
+    else:
+        program("window")

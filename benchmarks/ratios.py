@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from benchmarks.cells import LIMITS, LOADERS, TITLES
 from benchmarks.document import table
@@ -18,12 +19,17 @@ FIGURES: dict[str, dict[str, tuple[Figure, str]]] = {
     },
     "steady": {
         "samples/s": (lambda record: record.rate, "{:,.0f}"),
+        "second epoch": (lambda record: record.second_epoch_rate, "{:,.0f}"),
         "CPU µs/sample": (lambda record: record.cpu_us_per_sample, "{:,.2f}"),
     },
     "stall": {
         "stall": (lambda record: record.stall, "{:.2%}"),
         "first batch, ms": (lambda record: record.first_batch_seconds * 1e3, "{:,.0f}"),
         "second batch, ms": (lambda record: record.second_batch_seconds * 1e3, "{:,.2f}"),
+    },
+    "starts": {
+        "median, ms": (lambda record: median(record.start_seconds) * 1e3, "{:,.0f}"),
+        "longest, ms": (lambda record: max(record.start_seconds) * 1e3, "{:,.0f}"),
     },
     "limit": {"samples/s": (lambda record: record.rate, "{:,.0f}")},
 }

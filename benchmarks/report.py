@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, TITLES
+import numpy as np
+
+from benchmarks.cells import EPOCH_PROFILES, LIMITS, LOADERS, OURS, STARTED, TITLES
 from benchmarks.document import markers, replace_between
 from benchmarks.plots import IMAGES, PLOTS
 from benchmarks.results import Figure, Mixing, Record, Results
@@ -37,27 +39,48 @@ def table(head: list[str], names: list[str], cells: Cells) -> str:
 
 
 def speed_table(results: Results, workload: str, mode: str, profile: str) -> str:
-    """Return a table of the rate and processor time of each loader and limit."""
+    """Return a table of the rate, processor time and shuffle quality of each loader and limit."""
 
     def cells(name: str) -> list[str]:
+        where = {"workload": workload, "mode": mode, "profile": profile, "loader": name}
+
         def figure(figure: Figure, form: str, *kinds: str) -> str:
-            where = {"workload": workload, "mode": mode, "profile": profile, "loader": name}
             found = (results.median(figure, **where, kind=kind) for kind in kinds)
             return format_value(next((value for value in found if value is not None), None), form)
 
         best = ("steady", "cold", "limit") if name in OURS else ("cold", "limit")
         return [
             figure(lambda record: record.rate, "{:,.0f}", "cold") or failure(results, workload, mode, profile, name),
-            figure(lambda record: record.rate, "{:,.0f}", "steady", "limit"),
+            figure(lambda record: record.second_epoch_rate, "{:,.0f}", "steady"),
+            figure(lambda record: record.rate, "{:,.0f}", *(("steady",) if name in OURS else ()), "limit"),
             figure(lambda record: record.bytes_per_second / 1e6, "{:,.0f}", *best),
             figure(lambda record: record.cpu_us_per_sample, "{:,.2f}", *best),
             figure(lambda record: record.cpu_seconds_per_gb, "{:,.2f}", *best),
             figure(lambda record: record.first_batch_seconds, "{:.2f}", "cold"),
             figure(lambda record: record.stall, "{:.1%}", "stall"),
+            format_value(quality(results, **where), "{:.2f}"),
         ]
 
-    head = ["", "cold, samples/s", "later, or limit", "MB/s", "CPU µs/sample", "CPU s/GB", "first batch, s", "stall"]
-    return table(head, [*LOADERS, *LIMITS], cells)
+    head = ["", "cold, samples/s", "second epoch", "steady, or limit", "MB/s", "CPU µs/sample", "CPU s/GB"]
+    return table([*head, "first batch, s", "stall", "shuffle"], [*LOADERS, *LIMITS], cells)
+
+
+def quality(results: Results, **where: str) -> float | None:
+    """Return the lowest shuffle quality of a loader's cold epochs, as a share of a uniform permutation's."""
+    mixed = [record.mixing.quality for record in results.measured(**where, kind="cold") if record.mixing is not None]
+    return min(mixed, default=None)
+
+
+def starts_table(results: Results) -> str:
+    """Return a table of the times to the first batch of many starts, if 10% of the requests take 2 s longer."""
+    lines = ["| | starts | median, s | 90%, s | 99%, s | longest, s |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for workload in STARTED:
+        runs = results.measured(workload=workload, loader="ours", kind="starts")
+        found = np.array([seconds for record in runs for seconds in record.start_seconds])
+        if len(found):
+            shown = (f"{np.quantile(found, share, method='inverted_cdf'):.3f}" for share in (0.5, 0.9, 0.99, 1.0))
+            lines.append(f"| {workload} | {len(found):,} | {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 def failure(results: Results, workload: str, mode: str, profile: str, loader: str) -> str:
@@ -115,9 +138,11 @@ def text(results: Results) -> str:
         target_table(results),
         *(["### Plots", *plots] if plots else []),
     ]
+    if results.where(kind="starts"):
+        parts += ["### Starts while 10% of requests are 2 s late", starts_table(results)]
     for workload in WORKLOADS.values():
         for mode in workload.modes:
-            for profile in PROFILES:
+            for profile in EPOCH_PROFILES:
                 if results.where(workload=workload.name, mode=mode, profile=profile):
                     parts.append(f"### {workload.name}, {mode}, bucket `{profile}`: {workload.title}")
                     parts.append(speed_table(results, workload.name, mode, profile))

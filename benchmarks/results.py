@@ -38,6 +38,11 @@ class Mixing:
     neighbours: float
     distance: float
 
+    @property
+    def quality(self) -> float:
+        """The worst of the measures, as a share of a uniform permutation's: 0 to 1."""
+        return min(1.0, self.distance, 1.0 / max(1.0, self.neighbours), 1.0 - self.rank_correlation)
+
     @classmethod
     def of(cls, labels: NDArray[np.int64], samples: int, batch: int) -> Mixing:
         """Return the statistics of an order.
@@ -68,6 +73,7 @@ class Record:
         error: reason of missing figures; None if there are figures.
         result: output of the program, see ``peers/common.py``; a limit prints samples and seconds only.
         counts: request counts of the local bucket, during the run.
+        stored_bytes: size of the loader's data set; 0 if it is not known.
         payload_bytes: size of the cell's samples and their labels, per epoch.
         wall_seconds: duration of the program, including imports.
         cpu_seconds: processor time of its process tree, without imports.
@@ -80,6 +86,7 @@ class Record:
     error: str | None = None
     result: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
+    stored_bytes: int = 0
     payload_bytes: int = 0
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -105,13 +112,34 @@ class Record:
         epochs = self.result["epochs"]
         match self.cell.kind:
             case "limit":
-                measured = epochs
+                return self._rate_of(0, len(epochs))
             case "steady":
-                measured = epochs[1 : len(epochs) - self._epochs_in_memory or None]
+                return self._rate_of(1, len(epochs) - self._epochs_in_memory)
             case _:
                 construction = self.first_batch_seconds - self.result["first_wait"]
                 return float(epochs[0]["samples"] / (epochs[0]["seconds"] + construction))
-        return float(sum(epoch["samples"] for epoch in measured) / sum(epoch["seconds"] for epoch in measured))
+
+    @property
+    def second_epoch_rate(self) -> float:
+        """Samples per second of the second epoch of a steady run."""
+        return self._rate_of(1, 2)
+
+    def _rate_of(self, first: int, end: int) -> float:
+        """Return the samples per second of some epochs, without those that had been read before they began."""
+        measured = self.result["epochs"][first:end]
+        samples = sum(epoch["samples"] for epoch in measured)
+        return float((samples - self._read_before(first, end, samples)) / sum(epoch["seconds"] for epoch in measured))
+
+    def _read_before(self, first: int, end: int, samples: int) -> float:
+        """Return how many of the samples the bucket had sent before these epochs, beyond what it sent for later ones.
+
+        A loader that keeps a data set on its disk reads nothing in later epochs, so none of its samples count.
+        """
+        sent = self.result.get("bytes_sent")
+        if not sent or not first or not self.stored_bytes or self.disk_bytes:
+            return 0.0
+        read = (sent[end - 1] - sent[first - 1]) * self.cell.samples / self.stored_bytes
+        return float(max(0.0, samples - read))
 
     @property
     def _epochs_in_memory(self) -> int:
@@ -149,6 +177,11 @@ class Record:
         """Fraction of the loop's time after the first batch that it waited, 0 to 1."""
         epoch, first = self.result["epochs"][0], self.result["first_wait"]
         return float((epoch["wait_seconds"] - first) / (epoch["seconds"] - first))
+
+    @property
+    def start_seconds(self) -> list[float]:
+        """Times to the first batch of a run of many starts."""
+        return list(self.result["starts"])
 
     @property
     def gets(self) -> int:

@@ -5,7 +5,7 @@ A peer's `run.py` defines two functions, which `main` makes a program of:
 - `run.py pack --workload W --source FOLDER --url s3://bucket/prefix [--limit N]` writes the data set, in the peer's own
   format, and prints the number and size of its objects.
 - `run.py run --workload W --mode raw|decoded --url URL --batch B --workers N --epochs E --step-seconds S --seed K
-  --cache FOLDER [--order FILE.npy]` iterates over shuffled epochs and prints the duration.
+  --cache FOLDER [--order FILE.npy] [--count-bytes]` iterates over shuffled epochs and prints the duration.
 
 Both print one line of JSON last on standard output. The endpoint and the credentials come from the AWS_* variables.
 Nothing of stoker is imported: these programs run in environments of their own.
@@ -18,7 +18,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,6 +64,7 @@ class Running:
     seed: int
     cache: Path
     order: Path | None
+    count_bytes: bool
 
     @property
     def decoded(self) -> bool:
@@ -166,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=7)
     run.add_argument("--cache", type=Path, required=True)
     run.add_argument("--order", type=Path)
+    run.add_argument("--count-bytes", action="store_true", help="that the local bucket sent by the end of each epoch")
     return parser
 
 
@@ -189,23 +192,48 @@ class _Epoch:
     second_wait: float = 0.0
 
 
+@dataclass(slots=True)
+class _BytesSent:
+    """Bytes that the local bucket had sent by the end of each epoch.
+
+    An answer is received at the end of the next epoch, so that no epoch waits for it.
+    """
+
+    counts: list[int] = field(default_factory=list)
+    _connection: HTTPConnection | None = None
+
+    def ask(self) -> None:
+        self.receive()
+        if self._connection is None:
+            self._connection = HTTPConnection(urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc)
+        self._connection.request("GET", "/-/counts")
+
+    def receive(self) -> None:
+        if self._connection is not None:
+            self.counts.append(json.loads(self._connection.getresponse().read())["bytes_out"])
+
+
 def _measured(running: Running, loader: Callable[[Running], Iterable[Any]]) -> dict[str, Any]:
     """Iterate over the epochs."""
     order: list[np.ndarray] = []
-    epochs, disk_bytes = [], 0
+    epochs, disk_bytes, sent = [], 0, _BytesSent()
     imports_cpu_seconds = time.process_time()
     started = time.perf_counter()
     batches = loader(running)
     construction_seconds = time.perf_counter() - started
     for number in range(running.epochs):
         epochs.append(_epoch(batches, running.step_seconds, order if running.order and number == 0 else None))
+        if running.count_bytes:
+            sent.ask()
         disk_bytes = max(disk_bytes, _disk_bytes(running.cache))
+    sent.receive()
     if running.order:
         np.save(running.order, np.concatenate(order))
     return {
         "first_batch_seconds": construction_seconds + epochs[0].first_wait,
         "first_wait": epochs[0].first_wait,
         "epochs": [asdict(epoch) for epoch in epochs],
+        "bytes_sent": sent.counts,
         "disk_bytes_peak": disk_bytes,
         "imports_cpu_seconds": imports_cpu_seconds,
     }

@@ -1,6 +1,7 @@
 """Packed objects of the SPDL peers: labels, ends and bytes of some samples, one array after the other.
 
 An object of ``n`` samples is int64 ``n``, int64 labels ``[n]``, int64 ends ``[n]`` in bytes, and the samples' bytes.
+Two more objects are the index of all: their keys and counts, and the ends of all samples within their objects.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import boto3
 import numpy as np
 import obstore
 import torch
@@ -20,7 +22,7 @@ from obstore.store import S3Store
 
 OBJECT_BYTES = 8 << 20
 WORD_BYTES = 8
-INDEX = "index.json"
+COUNTS, ENDS = INDEX_KEYS = "counts.json", "ends"
 
 Data = NDArray[Any] | list[Any]
 
@@ -50,25 +52,48 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The objects of a data set.
+    """The objects of a data set, whose samples are numbered through.
 
     Attributes:
-        objects: key → number of samples.
+        keys: their keys.
+        firsts: ``[objects + 1]``, the number of the first sample of each, and how many samples there are.
+        ends: ``[samples]``, the end of each sample in its object, in bytes.
     """
 
-    objects: dict[str, int]
+    keys: list[str]
+    firsts: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
     @classmethod
-    def read(cls, store: S3Store) -> Index:
-        return cls(json.loads(bytes(obstore.get(store, INDEX).bytes())))
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self.objects)
+    def parse(cls, counts: bytes, ends: bytes) -> Index:
+        objects = json.loads(counts)
+        return cls(list(objects), np.cumsum([0, *objects.values()]), np.frombuffer(ends, np.int64))
 
     @property
     def samples(self) -> int:
-        return sum(self.objects.values())
+        return int(self.firsts[-1])
+
+    def locate(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the object of each chosen sample, and the start and the end of its bytes there."""
+        objects = np.searchsorted(self.firsts, chosen, side="right") - 1
+        heads = WORD_BYTES * (1 + 2 * np.diff(self.firsts))[objects]
+        begins = np.where(chosen == self.firsts[objects], heads, self.ends[chosen - 1])
+        return objects, begins, self.ends[chosen]
+
+
+def read_counts(store: S3Store) -> dict[str, int]:
+    """Return key → number of samples, all of the index that reading whole objects needs."""
+    counts: dict[str, int] = json.loads(bytes(obstore.get(store, COUNTS).bytes()))
+    return counts
+
+
+def read_alone(url: str, key: str) -> bytes:
+    """Return an object, by a client that leaves no thread behind."""
+    bucket, prefix = bucket_and_prefix(url)
+    s3 = boto3.client("s3")
+    content: bytes = s3.get_object(Bucket=bucket, Key=f"{prefix}/{key}")["Body"].read()
+    s3.close()
+    return content
 
 
 def open_store(url: str) -> S3Store:
@@ -79,16 +104,18 @@ def open_store(url: str) -> S3Store:
 
 def pack(packing: Packing) -> None:
     """Write the objects of a workload, and their index."""
-    store, index = open_store(packing.url), {}
+    store, counts = open_store(packing.url), {}
     contents: list[bytes] = []
     labels: list[int] = []
+    all_ends: list[NDArray[np.int64]] = []
 
     def flush() -> None:
-        ends = np.cumsum([len(content) for content in contents])
+        ends = WORD_BYTES * (1 + 2 * len(labels)) + np.cumsum([len(content) for content in contents])
         head = np.concatenate([[len(labels)], labels, ends]).astype(np.int64)
-        key = f"{len(index):06d}"
+        key = f"{len(counts):06d}"
         obstore.put(store, key, b"".join([head.tobytes(), *contents]))
-        index[key] = len(labels)
+        counts[key] = len(labels)
+        all_ends.append(ends)
         contents.clear()
         labels.clear()
 
@@ -102,18 +129,21 @@ def pack(packing: Packing) -> None:
             size = 0
     if contents:
         flush()
-    obstore.put(store, INDEX, json.dumps(index).encode())
+    obstore.put(store, COUNTS, json.dumps(counts).encode())
+    obstore.put(store, ENDS, np.concatenate(all_ends).tobytes())
 
 
 def parse(workload: str, content: Any) -> Samples:
     """Return the samples of an object, whose arrays are views of its bytes."""
     (n,) = np.frombuffer(content, np.int64, 1)
     labels, ends = np.frombuffer(content, np.int64, 2 * n, WORD_BYTES).reshape(2, n)
-    stored = np.frombuffer(content, np.uint8, offset=(1 + 2 * n) * WORD_BYTES)
+    head_bytes = WORD_BYTES * (1 + 2 * int(n))
     if workload in SHAPES:
         dtype, shape = SHAPES[workload]
-        return Samples(stored.view(dtype).reshape(n, *shape), labels)
-    return Samples([stored[start:end] for start, end in zip((0, *ends[:-1]), ends, strict=True)], labels)
+        return Samples(np.frombuffer(content, dtype, offset=head_bytes).reshape(n, *shape), labels)
+    stored = memoryview(content)
+    starts = [head_bytes, *ends[:-1].tolist()]
+    return Samples([stored[start:end] for start, end in zip(starts, ends.tolist(), strict=True)], labels)
 
 
 def mix(parts: Sequence[Samples], rng: np.random.Generator) -> Samples:

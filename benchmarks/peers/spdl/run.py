@@ -21,7 +21,7 @@ from common import Running, decode, main
 from spdl.pipeline import Pipeline, PipelineBuilder
 
 GROUP = 8  # objects whose samples are mixed
-GETS = 12  # at a time
+GETS = 10  # at a time
 CORES = os.cpu_count() or 1
 BUFFER_BATCHES = 8
 
@@ -66,14 +66,15 @@ def decoded(batch: Batch) -> Batch:
 
 def loader(running: Running) -> Pipeline[Batch]:
     store = packed.open_store(running.url)
-    index = packed.Index.read(store)
+    counts = packed.read_counts(store)
 
     async def fetch(key: str) -> packed.Samples:
         response = await obstore.get_async(store, key)
         return packed.parse(running.workload, await response.bytes_async())
 
-    builder = PipelineBuilder().add_source(Keys(index.keys, running.seed), continuous=True)
-    builder.pipe(fetch, concurrency=GETS).aggregate(GROUP).pipe(Mixer(running, index.samples).batches)
+    keys = Keys(list(counts), running.seed)
+    builder = PipelineBuilder().add_source(keys, continuous=running.epochs > 1)  # nothing is read for a further epoch
+    builder.pipe(fetch, concurrency=GETS).aggregate(GROUP).pipe(Mixer(running, sum(counts.values())).batches)
     if running.decoded:
         builder.pipe(decoded, concurrency=CORES)
     pipeline = builder.add_sink(BUFFER_BATCHES).build(num_threads=CORES + 1, use_thread_output_queue=True)
