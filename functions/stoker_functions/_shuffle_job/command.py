@@ -20,6 +20,7 @@ from stoker._format.display import to_plain
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, EpochLayout
+from stoker._pack.stored_samples import usable_bytes
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, price_key, with_meter
 from stoker.abc import Answer, Executor, Store
@@ -27,7 +28,6 @@ from stoker.cli import flags
 from stoker.cli.output import format_count, json_text, say, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
-from stoker_functions._shuffle_job.samples import usable_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)

@@ -1,8 +1,4 @@
-"""The records of a materialized epoch's tasks, the commit of an epoch, and the deletion of old epochs.
-
-The record of a task is a manifest, stored beside the objects that it lists: the task is complete when its record has
-all of its samples. Records only grow, so any number of processes may execute the same task at the same time.
-"""
+"""The commit of an epoch, and the deletion of old epochs."""
 
 from __future__ import annotations
 
@@ -15,82 +11,13 @@ from typing import Any, NamedTuple
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
-from stoker._fetch.materialized_pipeline import EPOCH_VERSION, load_manifest, read_epoch
+from stoker._fetch.materialized_pipeline import EPOCH_VERSION, read_epoch
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._order.order import EpochLayout
+from stoker._pack.part_writer import RECORD_FOLDER, PartRecord
 from stoker.abc import Store
-from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
-
-_RECORD_FOLDER = "parts/"
-
-
-class PartRecord:
-    """The record of one task, constructed by :meth:`open`.
-
-    Args:
-        store: folder of the epoch.
-        run: name of the record.
-        dataset: id of the epoch's data set.
-    """
-
-    def __init__(self, store: Store, run: str, dataset: str) -> None:
-        self._store = RetryingStore(store)
-        self._key = f"{_RECORD_FOLDER}{run}.safetensors"
-        self._dataset = dataset
-        self._tag: str | None = None
-        self.written: Manifest | None = None
-        """Manifest of the super-samples that this process knows to be stored; None if there are none."""
-
-    @classmethod
-    async def open(cls, store: Store, run: str, dataset: str) -> PartRecord:
-        """Return the record in the store, or an empty one if there is none: one GET."""
-        record = cls(store, run, dataset)
-        await record._read()
-        return record
-
-    def __len__(self) -> int:
-        return 0 if self.written is None else len(self.written)
-
-    @property
-    def samples(self) -> int:
-        """Number of samples that are stored."""
-        return 0 if self.written is None else self.written.samples
-
-    async def save(self, written: Manifest) -> None:
-        """Save a manifest, unless the stored one, perhaps of another process, has as many super-samples or more.
-
-        Raises:
-            PackError: the record was deleted, and perhaps the objects that it lists.
-        """
-        while len(self) < len(written):
-            try:
-                info = await self._store.put(
-                    self._key, written.to_bytes(), if_absent=self._tag is None, if_tag=self._tag
-                )
-            except PreconditionFailedError:
-                await self._read()
-                if self.written is None:
-                    raise PackError(f"{self._name} was deleted while it was written; shuffle it again") from None
-            else:
-                self.written, self._tag = written, info.tag
-
-    async def _read(self) -> None:
-        try:
-            written, info = await load_manifest(self._store, self._key)
-        except NotFoundError:
-            self.written = self._tag = None
-            return
-        except (FormatError, ChecksumError) as error:
-            raise PackError(f"{self._name} is damaged: {error}; delete it, and shuffle again") from None
-        if written.dataset != self._dataset:
-            raise PackError(f"{self._name} is of another data set; delete it, and shuffle again")
-        self.written, self._tag = written, info.tag
-
-    @property
-    def _name(self) -> str:
-        return f"{self._store.url}/{self._key}"
-
+from stoker.errors import PackError, PreconditionFailedError
 
 SCATTERED_FOLDER = "scattered/"
 """Folder of the cells in an epoch's folder, from the scatters until the commit."""
@@ -208,4 +135,4 @@ async def _list_keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff")
 
 def _deletion_rank(key: str) -> int:
     """Return the turn in which to delete an object: manifests first, then records, then super-samples."""
-    return 0 if "/manifest" in key else 1 if f"/{_RECORD_FOLDER}" in key else 2
+    return 0 if "/manifest" in key else 1 if f"/{RECORD_FOLDER}" in key else 2

@@ -28,8 +28,9 @@ from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_LANES, MAX_SLICES, even_slice_count
 from stoker._order.sharding import RankSharding
+from stoker._pack.part_writer import RECORD_EVERY_OBJECTS
+from stoker._pack.stored_samples import HEADER_BYTES, TaskMemory, sample_bytes
 from stoker.errors import ConfigError, MemoryBudgetError
-from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJECTS, TaskMemory, sample_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
 _HEADROOM = 1.2

@@ -6,49 +6,30 @@ A task scatters super-samples, writes a slice, or commits the epoch, in a functi
 from __future__ import annotations
 
 import math
-import os
-import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker._base.fields import JsonFields
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
-from stoker._base.task_group import for_each
-from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, SampleGroup
-from stoker._format.manifest import Manifest, ManifestRows, PackRun, sample_starts
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.versions import read_manifest
-from stoker._memory.ring import Ring
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
-from stoker.abc import Readable, Store
+from stoker._pack.scatter import Scatter
+from stoker._pack.stored_samples import SampleSource, StoredSamples, read_groups, read_whole, usable_bytes
+from stoker.abc import Store
 from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker_functions._deployment import Deployment, InvocationDeadline
-from stoker_functions._shuffle_job.epochs import SCATTERED_FOLDER, PartRecord, commit_epoch
-from stoker_functions._shuffle_job.samples import (
-    PartWriter,
-    SampleSource,
-    StoredSamples,
-    TaskMemory,
-    WriteConfig,
-    read_groups,
-    read_whole,
-    usable_bytes,
-)
+from stoker_functions._shuffle_job.epochs import SCATTERED_FOLDER, commit_epoch
 
 Step = Literal["scatter", "slice", "commit"]
 Way = Literal["ranged", "streamed", "scattered"]
-_RECORD_CONCURRENCY = 16
-
-_ReadSamples = Callable[[int], AsyncGenerator[StoredSamples, None]]
-"""Reads the samples of a part, in order, without the given number at its start, which are written already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +164,7 @@ async def perform(
         return {"state": "complete"}  # another process has committed the epoch, and deleted the scattered samples
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _TaskRun:
     store: Store
     task: ShuffleTask
@@ -197,25 +178,23 @@ class _TaskRun:
     def _folder(self) -> FolderStore:
         return FolderStore(self.store, self.layout.folder)
 
-    @property
-    def _scattered_folder(self) -> FolderStore:
-        return FolderStore(self.store, self.layout.folder + SCATTERED_FOLDER)
-
     def _slice_run(self, part: int) -> str:
         starts = self.layout.slice_starts(self.task.slices).tolist()
         return self.layout.run_id("slice", starts[part], starts[part + 1], self.task.object_bytes)
 
-    def _scatter_run(self, part: int) -> str:
+    @cached_property
+    def _scatter(self) -> Scatter:
         task = self.task
-        return self.layout.run_id("scatter", part, task.scatters, task.slices, task.object_bytes)
-
-    def _cell_run(self, scatter: int, part: int) -> str:
-        return self.layout.run_id("cell", self._scatter_run(scatter), part)
-
-    def _scatter_rows(self) -> NDArray[np.int64]:
-        """Return the first super-sample of each scatter, and the end of the last one: ``int64 [scatters + 1]``."""
-        count = self.task.scatters
-        return np.arange(count + 1) * len(self.layout.manifest) // count
+        return Scatter(
+            store=self.store,
+            folder=FolderStore(self.store, self.layout.folder + SCATTERED_FOLDER),
+            layout=self.layout,
+            slice_starts=self.layout.slice_starts(task.slices),
+            scatters=task.scatters,
+            object_bytes=task.object_bytes,
+            memory_bytes=self.memory_bytes,
+            stop_at_seconds=self.stop_at_seconds,
+        )
 
     # The steps.
 
@@ -229,22 +208,9 @@ class _TaskRun:
 
     async def scatter(self) -> dict[str, Any]:
         """Write the samples of some super-samples, sorted by the slices that they belong to."""
-        layout, manifest, part = self.layout, self.layout.manifest, self.task.part
-        if await read_epoch(self.store, layout) is not None:  # its scattered samples are deleted
+        if await read_epoch(self.store, self.layout) is not None:  # its scattered samples are deleted
             return {"state": "complete"}
-        first, last = self._scatter_rows()[part : part + 2].tolist()
-        starts = sample_starts(manifest.rows.samples)
-        numbers = np.arange(starts[first], starts[last])
-        rows = layout.rows_of(numbers)
-        order = np.argsort(rows)
-        cells = np.diff(np.searchsorted(rows[order], layout.slice_starts(self.task.slices)))
-        sections = [(self._cell_run(part, each), int(count)) for each, count in enumerate(cells) if count]
-        wanted = SampleGroup(*layout.order.locate(numbers[order]))
-
-        async def samples(done: int) -> AsyncGenerator[StoredSamples, None]:
-            yield await read_whole(self._source(self.store, manifest), wanted[done:])
-
-        result = await self._write(self._scattered_folder, self._scatter_run(part), sections, samples)
+        result = await self._scatter.write(self.task.part)
         return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in result.items()}
 
     async def slice(self) -> dict[str, Any]:
@@ -256,12 +222,16 @@ class _TaskRun:
         read = {"ranged": self._read_ranges, "streamed": self._read_streamed, "scattered": self._read_scattered}[
             self.task.way
         ]
-        return await self._write(self._folder, run, sections, lambda done: read(start, done, stop))
+        return await self._scatter.write_part(self._folder, run, sections, lambda done: read(start, done, stop))
+
+    @property
+    def _source(self) -> SampleSource:
+        return self._scatter.source(self.store, self.layout.manifest)
 
     # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
 
     def _read_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
-        return read_groups(self._source(self.store, self.layout.manifest), self._iterate_blocks(start + done, stop))
+        return read_groups(self._source, self._iterate_blocks(start + done, stop))
 
     def _iterate_blocks(self, start: int, stop: int) -> Iterator[SampleGroup]:
         for begin in range(start, stop, MAX_GROUP_SAMPLES):
@@ -270,98 +240,7 @@ class _TaskRun:
 
     async def _read_streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
         wanted = SampleGroup(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
-        yield await read_whole(self._source(self.store, self.layout.manifest), wanted)
+        yield await read_whole(self._source, wanted)
 
-    async def _read_scattered(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
-        cells, wanted = await self._cells(start, stop)
-        yield await read_whole(self._source(self._scattered_folder, cells), wanted[done:])
-
-    async def _cells(self, start: int, stop: int) -> tuple[Manifest, SampleGroup]:
-        """Return a manifest of the cells of this slice, and the places of the slice's samples in it, in order.
-
-        A cell has the samples that one scatter wrote for one slice, in the order of the slice.
-        """
-        super_samples, _ = self.layout.order.locate(self.layout.samples_of(np.arange(start, stop)))
-        scatters = np.searchsorted(self._scatter_rows(), super_samples, "right") - 1
-        counts = np.bincount(scatters, minlength=self.task.scatters).tolist()
-        arrays: dict[int, list[Any]] = {}
-
-        async def read(scatter: int) -> None:
-            record = await PartRecord.open(self._scattered_folder, self._scatter_run(scatter), self.layout.dataset)
-            arrays[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
-            if sum(packed.samples for packed in arrays[scatter]) != counts[scatter]:
-                raise PackError(
-                    f"scatter {scatter} of {self.task.scatters} has not written all samples of slice {self.task.part} "
-                    "yet; complete the scatters first"
-                )
-
-        present = [scatter for scatter, count in enumerate(counts) if count]
-        await for_each(present, read, concurrency=_RECORD_CONCURRENCY)
-        cells = Manifest(
-            dataset=self.layout.dataset,
-            version=1,
-            schema=self.layout.manifest.schema,
-            rows=ManifestRows.of([packed for scatter in present for packed in arrays[scatter]]),
-            runs=tuple(PackRun(self._cell_run(each, self.task.part), 0, len(arrays[each])) for each in present),
-        )
-        numbers = np.empty(len(scatters), np.int64)
-        numbers[np.argsort(scatters, kind="stable")] = np.arange(len(scatters))
-        borders = sample_starts(cells.rows.samples)
-        rows = np.searchsorted(borders, numbers, "right") - 1
-        return cells, SampleGroup(rows, numbers - borders[rows])
-
-    # Common to scatters and slices.
-
-    async def _write(
-        self, folder: FolderStore, run: str, sections: list[tuple[str, int]], samples: _ReadSamples
-    ) -> dict[str, Any]:
-        """Continue to write a part after the samples in its record, as far as there is time."""
-        record = await PartRecord.open(folder, run, self.layout.dataset)
-        config = WriteConfig(
-            dataset=self.layout.dataset,
-            schema=self.layout.manifest.schema,
-            sections=sections,
-            object_bytes=self.task.object_bytes,
-            uploads=self._memory(self.layout.manifest).uploads,
-            stop_at_seconds=self.stop_at_seconds,
-        )
-        async with aclosing(samples(record.samples)) as read:
-            await PartWriter(folder, record, config).write(read)
-        written = record.written
-        return {
-            "state": "complete" if record.samples == sum(count for _, count in sections) else "packing",
-            "run": run,
-            "samples": record.samples,
-            "objects": len(record),
-            "size_bytes": 0 if written is None else written.size_bytes,
-        }
-
-    def _memory(self, manifest: Manifest) -> TaskMemory:
-        return TaskMemory.plan(
-            self.memory_bytes, largest_bytes=manifest.largest_bytes, object_bytes=self.task.object_bytes
-        )
-
-    def _source(self, store: Readable, manifest: Manifest) -> SampleSource:
-        memory = self._memory(manifest)
-        fetcher = Fetcher(
-            store,
-            ring=Ring(memory.hedges, manifest.largest_bytes),  # for hedges only
-            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
-            config=FetchConfig(hedge_burst=memory.hedges),
-        )
-        return SampleSource(
-            manifest=manifest,
-            fetcher=fetcher,
-            memory=memory,
-            stop_at_seconds=self.stop_at_seconds,
-        )
-
-
-def _rows_of(written: Manifest | None, run: str) -> list[Any]:
-    """Return the super-samples of a run in a record."""
-    row = 0
-    for each in () if written is None else written.runs:
-        if each.run == run and written is not None:
-            return [written.rows.record(row + number, number) for number in range(each.rows)]
-        row += each.rows
-    return []
+    async def _read_scattered(self, _start: int, done: int, _stop: int) -> AsyncGenerator[StoredSamples, None]:
+        yield await self._scatter.read(self.task.part, done)

@@ -1,18 +1,13 @@
-"""Reads stored samples from anywhere in a data set, in a given order, and writes them as super-samples.
+"""Reads stored samples from anywhere in a data set, in a given order, within a memory budget.
 
 They are read in two ways: whole super-samples, of which the wanted samples are kept until all are read; or ranges,
 group by group. The bytes are verified as they arrive, and each value keeps its checksum.
-
-Writing may stop at any time, and any process may continue it. Sizes and the borders of sections decide where an object
-ends, so the same samples always make the same objects, byte for byte. Objects are never overwritten; uploads are
-concurrent, and recorded in order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,21 +17,16 @@ from typing import Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
-from stoker._base.task_group import MAX_AHEAD_BYTES, OrderedTasks, for_each, run_in_order
+from stoker._base.task_group import MAX_AHEAD_BYTES, for_each, run_in_order
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.groups import HeadMemory, split_by_bytes
 from stoker._fetch.range_plan import ReadLimits, SampleGroup, ValueRanges, group_by_super_sample, read_values
 from stoker._fetch.super_samples import open_head
-from stoker._format.manifest import Manifest, object_key
-from stoker._format.schema import Schema
-from stoker._format.supersample import Head, PackOrigin, SuperSampleBuilder, SuperSampleRecord, is_small
+from stoker._format.manifest import Manifest
+from stoker._format.supersample import Head, is_small
 from stoker._memory.budget import max_sample_bytes
-from stoker._pack.run import put_super_sample
-from stoker.abc import Store
-from stoker.errors import ChecksumError, DeadlineError, MemoryBudgetError, PackError
-from stoker_functions._shuffle_job.epochs import PartRecord
+from stoker.errors import DeadlineError, MemoryBudgetError
 
 _RESERVED_BYTES = 160 << 20
 """Memory of an instance for the interpreter, libraries and connections."""
@@ -52,7 +42,6 @@ _HEDGES = 2
 _TRANSFER_FRACTION = 8
 """Objects being read, and objects being written, each take at most the memory divided by this."""
 _MAX_GROUP_BYTES = 64 << 20
-RECORD_EVERY_OBJECTS = 16
 _TWO_AHEAD_BYTES = MAX_AHEAD_BYTES // 2
 
 
@@ -291,122 +280,11 @@ class _GroupReader:
         samples.values[:] = map(b"".join, zip(*columns, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteConfig:
-    """The sections of a part to write, and the limits of writing.
-
-    Attributes:
-        dataset: id of the data set.
-        schema: schema of its samples.
-        sections: run and number of samples of each section, in order. Sections share no super-sample; those of one
-            run follow each other.
-        object_bytes: limit of a super-sample's data.
-        uploads: number of concurrent uploads.
-        stop_at_seconds: time on the clock of the event loop after which no other super-sample is begun.
-    """
-
-    dataset: str
-    schema: Schema
-    sections: Sequence[tuple[str, int]]
-    object_bytes: int
-    uploads: int
-    stop_at_seconds: float
-
-
-class PartWriter:
-    """Writes one part, continuing after the samples in its record.
-
-    Args:
-        store: folder of the part.
-        record: record of the part.
-        config: sections and limits.
-    """
-
-    def __init__(self, store: Store, record: PartRecord, config: WriteConfig) -> None:
-        self._store = RetryingStore(store)
-        self._record = record
-        self._config = config
-        self._builder = SuperSampleBuilder(config.schema)
-        self._checksums: list[bytes] = []
-        self._packed = [] if record.written is None else list(record.written.records())
-        self._ordinals: Counter[str] = Counter()
-        self._uploads = OrderedTasks(config.uploads, self._packed.extend)
-
-    async def write(self, samples: AsyncGenerator[StoredSamples, None]) -> None:
-        """Write the next samples, as far as there is time, and record the progress of the part.
-
-        An incomplete super-sample is dropped. No upload continues after the end, also after an error.
-
-        Raises:
-            ChecksumError: a value changed in memory; it was not written.
-            PackError: another object is where a super-sample belongs, or the record is of another part.
-            StoreError: an upload failed.
-        """
-        sections = self._remaining_sections()
-        try:
-            async with aclosing(_iterate_rows(samples)) as rows:
-                for run, count in sections:
-                    if not await self._write_section(run, count, rows):
-                        break
-            await self._uploads.finish()
-            await self._save()
-        finally:
-            await self._uploads.cancel()
-
-    def _remaining_sections(self) -> deque[tuple[str, int]]:
-        """Return the sections that are left, the first one without its recorded samples."""
-        sections = deque(section for section in self._config.sections if section[1])
-        for run, packed in self._packed:
-            section, left = sections.popleft() if sections else ("", 0)
-            if packed.samples > left or (run, packed.ordinal) != (section, self._ordinals[run]):
-                raise PackError(f"{self._store.url} has the record of another part in this place; delete its parts/")
-            self._ordinals[run] += 1
-            if packed.samples < left:
-                sections.appendleft((run, left - packed.samples))
-        return sections
-
-    async def _write_section(self, run: str, count: int, rows: AsyncGenerator[_SampleRow, None]) -> bool:
-        """Write the samples of a section, and return whether there is time for more."""
-        for _ in range(count):
-            values, checksums = await anext(rows)
-            is_full = len(self._builder) and self._builder.size_with(values) > self._config.object_bytes
-            if is_full and not await self._finish_super_sample(run):
-                return False
-            self._builder.add(values)
-            self._checksums.append(checksums)
-        return await self._finish_super_sample(run)
-
-    async def _finish_super_sample(self, run: str) -> bool:
-        ordinal = self._ordinals[run]
-        data, packed = self._builder.finish(PackOrigin(dataset=self._config.dataset, run=run, ordinal=ordinal))
-        key = object_key(run, ordinal)
-        if Head.parse(data, len(data)).checksums.tobytes() != b"".join(self._checksums):
-            raise ChecksumError(f"{key}: a value changed in memory after it was read; run the same task again")
-        self._checksums.clear()
-        self._ordinals[run] += 1
-        await self._uploads.add(partial(self._upload, key, run, data, packed))
-        if len(self._packed) - len(self._record) >= RECORD_EVERY_OBJECTS:
-            await self._save()
-        return asyncio.get_running_loop().time() < self._config.stop_at_seconds
-
-    async def _upload(
-        self, key: str, run: str, data: bytes, packed: SuperSampleRecord
-    ) -> tuple[str, SuperSampleRecord]:
-        info = await put_super_sample(self._store, key, data, packed)
-        if info is None:
-            raise PackError(f"{self._store.url}/{key} has other contents; delete it, and shuffle again")
-        return run, info
-
-    async def _save(self) -> None:
-        if len(self._packed) > len(self._record):
-            await self._record.save(Manifest.of(self._config.dataset, self._config.schema, self._packed))
-
-
-_SampleRow: TypeAlias = tuple[list[bytes], bytes]
+SampleRow: TypeAlias = tuple[list[bytes], bytes]
 """The values of a sample, and their checksums in the form of a super-sample."""
 
 
-async def _iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[_SampleRow, None]:
+async def iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[SampleRow, None]:
     """Yield samples one by one, and release each."""
     async for samples in blocks:
         for position, value in enumerate(samples.values):
