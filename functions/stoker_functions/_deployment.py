@@ -25,6 +25,7 @@ from stoker._deprecation import declare_renamed
 from stoker._format.schema import Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
+from stoker._pack.shuffle import is_work_url
 from stoker._stores import open_store
 from stoker._stores.access_token import DATASET_NAME
 from stoker._stores.location import parse_url
@@ -364,7 +365,8 @@ class Deployment:
             MissingExtraError: the settings name Redis, and its client is not installed.
         """
         if url not in self._catalogs:
-            self._catalogs[url] = open_catalog(self.dataset_store(url), self.settings)
+            store = self.dataset_store(url)
+            self._catalogs[url] = BucketCatalog(store) if is_work_url(url) else open_catalog(store, self.settings)
         return self._catalogs[url]
 
     async def close(self) -> None:

@@ -63,11 +63,11 @@ async def finish(store: Store, mode: str, samples: int) -> None:
     assert await verify(store, manifest, deep=True) == []
 
 
-async def check_same(store: Store, mode: str, samples: int) -> None:
+async def check_same(store: Store, mode: str, samples: int, **changes: Any) -> None:
     """Check that a store has exactly the objects of an uninterrupted pack."""
     undisturbed = fresh_store()
     await prepare(undisturbed, mode)
-    await pack(undisturbed, numbered_samples(samples), mode=mode)
+    await pack(undisturbed, numbered_samples(samples), mode=mode, **changes)
     assert await contents(store) == await contents(undisturbed)
     garbage = await collect_garbage(store)
     assert (garbage.objects, garbage.records, garbage.unfinished) == ((), (), {})
@@ -102,6 +102,24 @@ def test_a_pack_killed_around_the_write_of_each_kind_of_object_ends_in_the_same_
     place: Place, mode: str, moment: Moment, key: str
 ) -> None:
     kill_and_finish(place, mode, FEW, [Death(moment=moment, key=key, delay_seconds=0.001)])
+
+
+@both_stores
+@both_modes
+def test_a_permuting_pack_killed_at_random_operations_again_and_again_ends_in_the_same_bytes(
+    place: Place, mode: str
+) -> None:
+    async def finish_permuted(store: Store) -> None:
+        await pack(store, numbered_samples(FEW), mode=mode, shuffle=7)
+        await check_same(store, mode, FEW, shuffle=7)
+
+    random = Random(f"permuted {place.name} {mode}")
+    place.run(lambda store: prepare(store, mode))
+    at_random = [Death.drawn(random, calls=calls) for calls in (10, 20, 30)]
+    for death in (*at_random, Death(moment="during", key="data/"), Death(moment="during", key="manifests/")):
+        task = PackTask(place=place, samples=FEW, mode=mode, shuffle=7, death=death)
+        assert exit_code(pack_and_die, task) == -signal.SIGKILL, death
+    place.run(finish_permuted)
 
 
 @both_stores

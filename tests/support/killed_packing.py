@@ -60,19 +60,22 @@ class PackTask:
         samples: number of samples, which are numbered from 0.
         mode: ``create`` or ``append``.
         death: moment of the kill; None for none.
+        shuffle: seed of a permutation of the samples; None for none.
     """
 
     place: Place
     samples: int
     mode: str
     death: Death | None = None
+    shuffle: int | None = None
 
 
 def pack_and_die(task: PackTask) -> None:
     """Pack, and die at the task's moment."""
 
     async def work(store: Store) -> None:
-        await pack(_KillingStore(store, task.death), numbered_samples(task.samples), mode=task.mode)
+        samples = numbered_samples(task.samples)
+        await pack(_KillingStore(store, task.death), samples, mode=task.mode, shuffle=task.shuffle)
 
     run_check(task.place.open(), work)
 

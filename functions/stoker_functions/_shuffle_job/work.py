@@ -22,7 +22,7 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
 from stoker._pack.scatter import Scatter
-from stoker._pack.stored_samples import SampleSource, StoredSamples, read_groups, read_whole, usable_bytes
+from stoker._pack.stored_samples import StoredSamples, read_groups, usable_bytes
 from stoker.abc import Store
 from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker_functions._deployment import Deployment, InvocationDeadline
@@ -215,32 +215,29 @@ class _TaskRun:
 
     async def slice(self) -> dict[str, Any]:
         """Write the samples of a slice, in their order."""
-        layout = self.layout
-        start, stop = layout.slice_starts(self.task.slices)[self.task.part : self.task.part + 2].tolist()
         run = self._slice_run(self.task.part)
-        sections = [(run, count) for count in layout.lane_row_counts(start, stop)]
-        read = {"ranged": self._read_ranges, "streamed": self._read_streamed, "scattered": self._read_scattered}[
-            self.task.way
-        ]
-        return await self._scatter.write_part(self._folder, run, sections, lambda done: read(start, done, stop))
+        sections = [(run, count) for count in self.layout.lane_row_counts(*self._rows)]
+        read = self._read_ranges if self.task.way == "ranged" else self._read_whole
+        return await self._scatter.write_part(self._folder, run, sections, read)
 
     @property
-    def _source(self) -> SampleSource:
-        return self._scatter.source(self.store, self.layout.manifest)
+    def _rows(self) -> tuple[int, int]:
+        """First row of the slice, and the row behind its last."""
+        start, stop = self.layout.slice_starts(self.task.slices)[self.task.part : self.task.part + 2].tolist()
+        return start, stop
 
-    # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
+    # The ways to read the samples of a slice, without the first ones, which are written.
 
-    def _read_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
-        return read_groups(self._source, self._iterate_blocks(start + done, stop))
+    def _read_ranges(self, done: int) -> AsyncGenerator[StoredSamples, None]:
+        start, stop = self._rows
+        return read_groups(
+            self._scatter.source(self.store, self.layout.manifest), self._iterate_blocks(start + done, stop)
+        )
 
     def _iterate_blocks(self, start: int, stop: int) -> Iterator[SampleGroup]:
         for begin in range(start, stop, MAX_GROUP_SAMPLES):
             rows = np.arange(begin, min(begin + MAX_GROUP_SAMPLES, stop))
             yield SampleGroup(*self.layout.order.locate(self.layout.samples_of(rows)))
 
-    async def _read_streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
-        wanted = SampleGroup(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
-        yield await read_whole(self._source, wanted)
-
-    async def _read_scattered(self, _start: int, done: int, _stop: int) -> AsyncGenerator[StoredSamples, None]:
+    async def _read_whole(self, done: int) -> AsyncGenerator[StoredSamples, None]:
         yield await self._scatter.read(self.task.part, done)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from stoker._base.arguments import BoundedConfig, NumberBound
 from stoker._fanout.concurrency import Task
 from stoker._format import versions
+from stoker._format.manifest import Manifest
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._order.order import MAX_SLICES
+from stoker._pack.permute_task import PermuteTask
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records
+from stoker._pack.shuffle import count_scatters, work_url
 from stoker._sources import ObjectSource
 from stoker._sources.parts import SourcePart, split_source
 from stoker.abc import Readable
@@ -34,13 +38,16 @@ class JobConfig(BoundedConfig):
         dataset: URL of the data set, as functions reach it.
         append: whether to append to an existing data set; if not, there must be none.
         super_sample_bytes: maximum data of a super-sample, in bytes.
-        part_bytes: maximum raw data of a part, in bytes, unless a single object is larger.
+        part_bytes: maximum raw data of a part, in bytes, unless a single object is larger; with ``shuffle`` also the
+            mean data of a slice of the permutation.
+        shuffle: seed of a uniform permutation of all samples; None for the source's order.
     """
 
     dataset: str
     append: bool = False
     super_sample_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_SUPER_SAMPLE_BYTES)] = 8 << 20
     part_bytes: int = 256 << 20
+    shuffle: int | None = None
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
@@ -57,13 +64,23 @@ class PackJob:
 
     Attributes:
         id: id of the job, 16 hexadecimal digits.
+        dataset_id: id of the data set, 16 hexadecimal digits.
+        runs: pack runs of the parts, in the order of the samples.
         tasks: one task per part, in the order of the samples; they may run in any order.
-        commit: task that makes one version of the data set out of all parts, to run after all others.
+        commit: task that makes one version of the data set out of all parts, to run after all others. For a job that
+            permutes the samples, :func:`plan_permutation` has another one.
     """
 
     id: str
+    dataset_id: str
+    runs: tuple[str, ...]
     tasks: tuple[Task, ...]
     commit: Task
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether an earlier process has committed the job, so that there is nothing to pack."""
+        return not self.tasks
 
 
 async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> PackJob:
@@ -81,12 +98,16 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
         base = check_can_append(store, source.schema, base)
     dataset = base.dataset if config.append and base is not None else None
     content = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
+    if config.shuffle is not None:
+        content.append(["shuffle", str(config.shuffle)])
     job = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     if not config.append:
         records = [item.record for item in await list_records(store) if item.record is not None]
         check_can_create(store, base, [record for record in records if record.job != job or record.is_committed])
+    if config.shuffle is not None and (done := await _find_committed(store, job)):
+        return PackJob(id=job, dataset_id=dataset or job, runs=(), tasks=(), commit=_plan_commit(config, job, done))
     common = SourcePart(
-        dataset=config.dataset,
+        dataset=config.dataset if config.shuffle is None else work_url(config.dataset, job),
         dataset_id=dataset or job,
         source=source.root,
         kind=source.kind,
@@ -100,15 +121,60 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
             f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit allows; make parts larger "
             "(--part-bytes)"
         )
-    commit = {
-        "dataset": config.dataset,
-        "job": job,
-        "runs": [part.run for part in parts],
-        "mode": "append" if config.append else "create",
-    }
+    runs = tuple(part.run for part in parts)
     return PackJob(
-        id=job, tasks=tuple(_tasks(source, parts)), commit=Task(name="commit", function="commit", event=commit)
+        id=job,
+        dataset_id=common.dataset_id,
+        runs=runs,
+        tasks=tuple(_tasks(source, parts)),
+        commit=_plan_commit(config, job, runs),
     )
+
+
+def _plan_commit(config: JobConfig, job: str, runs: Sequence[str]) -> Task:
+    mode = "append" if config.append else "create"
+    event = {"dataset": config.dataset, "job": job, "runs": list(runs), "mode": mode}
+    return Task(name="commit", function="commit", event=event)
+
+
+def plan_permutation(job: PackJob, staged: Manifest, config: JobConfig) -> dict[str, tuple[Task, ...]]:
+    """Return the tasks that permute staged samples: activity → tasks, which must be complete before the next ones.
+
+    Args:
+        job: job whose parts are packed.
+        staged: manifest of its samples, in the source's order.
+        config: configuration of the job, with a seed.
+    """
+    assert config.shuffle is not None  # noqa: S101 - of a job that permutes
+    parts = min(-(-staged.size_bytes // config.part_bytes), staged.samples, MAX_SLICES)
+    first = PermuteTask(
+        dataset=config.dataset,
+        dataset_id=job.dataset_id,
+        job=job.id,
+        seed=config.shuffle,
+        parts=parts,
+        super_sample_bytes=config.super_sample_bytes,
+        step="slice",
+        part=0,
+    )
+    slices = [replace(first, part=part) for part in range(parts)]
+    scatters = [replace(first, step="scatter", part=part) for part in range(count_scatters(parts, staged))]
+
+    def plan(tasks: Sequence[PermuteTask]) -> tuple[Task, ...]:
+        size_bytes = staged.size_bytes // max(1, len(tasks))
+        return tuple(
+            Task(name=f"{task.step} {task.part}", function="pack", event=task.to_event(), size_bytes=size_bytes)
+            for task in tasks
+        )
+
+    commit = _plan_commit(config, job.id, [task.run for task in slices])
+    return {"scattering": plan(scatters), "permuting": plan(slices), "committing": (commit,)}
+
+
+async def _find_committed(store: Readable, job: str) -> list[str]:
+    """Return the runs of a job that was committed earlier; none if it was not."""
+    records = [item.record for item in await list_records(store) if item.record is not None]
+    return [record.run for record in records if record.job == job and record.is_committed]
 
 
 def _tasks(source: ObjectSource, parts: Sequence[SourcePart]) -> Iterator[Task]:

@@ -37,6 +37,7 @@ PREFIX_DIGITS = 16
 """Length of the prefix of a hexadecimal name by which :class:`NameIndex` is sorted."""
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_PACK_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _UNKNOWN = bytes(IDENTITY_BYTES)
 _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
 
@@ -64,6 +65,19 @@ class PackRun:
     run: str
     first_number: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackShuffle:
+    """The uniform permutation of all samples of one pack, of which runs are consecutive parts.
+
+    Attributes:
+        seed: seed of the permutation, 0 to 2**64 - 1.
+        pack: id of the pack: of its run or, if functions packed it, of its job; 16 hexadecimal digits.
+    """
+
+    seed: int
+    pack: str
 
 
 def group_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
@@ -192,6 +206,7 @@ class Manifest:
         rows: super-samples of the data set.
         runs: pack runs that wrote the rows, in order of the rows. Intervals of a run may have gaps between them, from
             a compaction, but must not overlap.
+        shuffles: run → permutation, for the runs whose pack permuted its samples; those of other runs are dropped.
 
     Raises:
         FormatError: the runs do not match the number of rows, or overlap.
@@ -202,10 +217,14 @@ class Manifest:
     schema: Schema
     rows: ManifestRows
     runs: tuple[PackRun, ...]
+    shuffles: Mapping[str, PackShuffle] = field(default_factory=dict)
     _run_ends: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_run_ends", tuple(accumulate(run.rows for run in self.runs)))
+        if self.shuffles:
+            present = {run.run: self.shuffles[run.run] for run in self.runs if run.run in self.shuffles}
+            object.__setattr__(self, "shuffles", present)
         if (self._run_ends or (0,))[-1] != len(self.rows):
             raise FormatError("the manifest's runs do not match its number of rows")
         ordered = sorted((run.run, run.first_number, run.rows) for run in self.runs if run.rows)
@@ -270,9 +289,17 @@ class Manifest:
         for row, (run, number) in enumerate(numbers):
             yield run, self.rows.record(row, number)
 
-    def append_runs(self, rows: ManifestRows, *runs: PackRun) -> Manifest:
-        """Return the next version, with the rows of more runs appended."""
-        return replace(self, version=self.version + 1, rows=self.rows.concatenate(rows), runs=(*self.runs, *runs))
+    def append_runs(
+        self, rows: ManifestRows, *runs: PackRun, shuffles: Mapping[str, PackShuffle] | None = None
+    ) -> Manifest:
+        """Return the next version, with the rows of more runs, and their permutations, appended."""
+        return replace(
+            self,
+            version=self.version + 1,
+            rows=self.rows.concatenate(rows),
+            runs=(*self.runs, *runs),
+            shuffles={**self.shuffles, **(shuffles or {})},
+        )
 
     def remove_runs(self, dropped: Iterable[PackRun]) -> Manifest:
         """Return the same version without the rows of some runs; rows that do not exist are ignored."""
@@ -307,12 +334,15 @@ class Manifest:
 
     def _metadata(self) -> dict[str, str]:
         """Return the header's metadata without the checksum."""
-        return {
+        metadata = {
             "stoker_manifest": FORMAT,
             "dataset": self.dataset,
             "version": str(self.version),
             "schema": self.schema.to_json(),
         }
+        if self.shuffles:
+            metadata["shuffles"] = _encode_shuffles(self.runs, self.shuffles)
+        return metadata
 
     def _arrays(self) -> _Arrays:
         """Return the file's tensors, in order of the file."""
@@ -353,7 +383,8 @@ class Manifest:
                 version=_parse_version(metadata["version"]),
                 schema=Schema.from_json(metadata["schema"]),
                 rows=_parse_rows(arrays),
-                runs=_parse_runs(arrays),
+                runs=(runs := _parse_runs(arrays)),
+                shuffles=_parse_shuffles(metadata.get("shuffles", "[]"), runs),
             )
         except KeyError as error:
             raise FormatError(f"the manifest has no {error}") from None
@@ -445,3 +476,41 @@ def _parse_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
         PackRun(f"{run:016x}", first, count)
         for run, first, count in zip(ids.tolist(), firsts.tolist(), rows.tolist(), strict=True)
     )
+
+
+def _encode_shuffles(runs: Sequence[PackRun], shuffles: Mapping[str, PackShuffle]) -> str:
+    """Return the permutations as JSON: seed, pack, and half-open interval of ``runs`` of each."""
+    intervals: list[list[int | str]] = []
+    for shuffle, group in groupby(enumerate(runs), key=lambda item: shuffles.get(item[1].run)):
+        numbers = [number for number, _ in group]
+        if shuffle is not None:
+            intervals.append([shuffle.seed, shuffle.pack, numbers[0], numbers[-1] + 1])
+    return json.dumps(intervals, separators=(",", ":"))
+
+
+def _parse_shuffles(text: str, runs: Sequence[PackRun]) -> dict[str, PackShuffle]:
+    shuffles: dict[str, PackShuffle] = {}
+    try:
+        intervals = json.loads(text)
+        if not isinstance(intervals, list):
+            raise TypeError
+        for seed, pack, first, end in intervals:
+            shuffle = parse_shuffle([seed, pack])
+            if not (type(first) is type(end) is int and 0 <= first < end <= len(runs)):
+                raise TypeError
+            shuffles |= {run.run: shuffle for run in runs[first:end]}
+    except (ValueError, TypeError, RecursionError):
+        raise FormatError(f"the manifest's 'shuffles' is not a list of permutations: {text[:80]!r}") from None
+    return shuffles
+
+
+def parse_shuffle(value: object) -> PackShuffle:
+    """Return the permutation in ``[seed, pack]``, from JSON.
+
+    Raises:
+        TypeError: the value is something else.
+    """
+    match value:
+        case [int(seed), str(pack)] if type(seed) is int and 0 <= seed < 1 << 64 and _PACK_ID.fullmatch(pack):
+            return PackShuffle(seed, pack)
+    raise TypeError(f"{value!r:.80} is not a permutation")

@@ -28,6 +28,7 @@ from stoker._order.order import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
 from stoker._pack.merge import fits
 from stoker._pack.record import RECORD_KEY_PATTERN, PackRecord, list_records, record_key
+from stoker._pack.shuffle import WORK_KEY_PATTERN, work_folder
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
 
@@ -37,7 +38,7 @@ _KEY_PATTERNS = {
     "manifests/": re.compile(r"manifests/[0-9]{8,9}\.safetensors", re.ASCII),
     EPOCHS_FOLDER: re.compile(rf"{EPOCHS_FOLDER}[0-9a-f]{{16}}/[0-9]{{8}}/.+", re.ASCII),
     "data/": SUPER_SAMPLE_KEY_PATTERN,
-    "packs/": re.compile(rf"{RECORD_KEY_PATTERN.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
+    "packs/": re.compile(rf"{WORK_KEY_PATTERN.pattern}|{RECORD_KEY_PATTERN.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
 }
 """Folder of a data set → pattern of the keys that belong to it, in the order of deletion."""
 
@@ -47,8 +48,8 @@ class UnfinishedRun:
     """A run that no version has: its pack can be resumed, or another process commits it.
 
     Attributes:
-        run: id of the run.
-        objects: number of its super-samples.
+        run: id of the run, or of a job that permutes its samples and has no runs in the data set yet.
+        objects: number of its super-samples, with those that are temporary.
         record: record of the run; None if it is damaged.
         is_refused: whether the run is complete but cannot be committed, because it belongs to another data set or has
             other columns.
@@ -65,7 +66,8 @@ class GarbageReport:
     """Result of a garbage collection: the garbage, and the unfinished runs that were protected.
 
     Attributes:
-        objects: super-samples that no kept version and no unfinished run covers.
+        objects: super-samples that no kept version and no unfinished run covers, and temporary objects of packs that
+            have ended.
         records: keys of pack records whose runs no longer exist.
         unfinished: run id → run that is protected because it may still be finished or committed.
         versions: versions of the manifest that are not kept.
@@ -80,7 +82,7 @@ class GarbageReport:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the super-samples, in bytes."""
+        """Total size of ``objects``, in bytes."""
         return sum(info.size_bytes for info in self.objects)
 
 
@@ -132,6 +134,8 @@ class _StoreContents:
         newest: newest version of the manifest, None if there is none.
         dropped: versions that are not kept.
         covered: run → half-open intervals of the numbers that the kept versions have.
+        work: pack → temporary objects of a pack that permutes its samples; the pack is a run or a job.
+        staged: pack → a record of its temporary runs, if one can be read.
     """
 
     url: str
@@ -140,6 +144,15 @@ class _StoreContents:
     newest: Manifest | None
     dropped: tuple[int, ...]
     covered: Mapping[str, Set[tuple[int, int]]]
+    work: Mapping[str, Sequence[ObjectInfo]]
+    staged: Mapping[str, PackRecord]
+
+    @property
+    def open_work(self) -> set[str]:
+        """The packs with temporary objects that are not committed."""
+        committed = {run for run, each in self.records.items() if each is not None and each.is_committed}
+        committed |= {each.job for each in self.records.values() if each is not None and each.is_committed}
+        return self.work.keys() - committed - self.covered.keys()
 
     @property
     def unfinished(self) -> dict[str, PackRecord | None]:
@@ -155,6 +168,7 @@ class _StoreContents:
 async def _read_contents(store: RetryingStore, keep_versions: int | None) -> _StoreContents:
     """Read the store: objects first, then records, then manifests, so that objects added meanwhile are not garbage."""
     objects = await list_super_samples(store)
+    work = await _list_work(store)
     logged = await list_records(store)
     newest = await versions.find_newest_manifest(store)
     if any(item.record is not None and item.record.version > (newest.version if newest else 0) for item in logged):
@@ -162,7 +176,7 @@ async def _read_contents(store: RetryingStore, keep_versions: int | None) -> _St
             f"the pack records at {store.url} name a newer version than any that exists; nothing is deleted "
             f"before it is restored with: stoker rebuild-manifest {store.url}"
         )
-    if newest is None and not (objects or logged):
+    if newest is None and not (objects or logged or work):
         await versions.check_bucket(store, "data set")
         raise NotFoundError(f"there is no data set at {store.url}, and no part of one")
     numbers = await versions.list_versions(store)
@@ -176,13 +190,31 @@ async def _read_contents(store: RetryingStore, keep_versions: int | None) -> _St
         newest=newest,
         dropped=tuple(dropped),
         covered=_covered_intervals(manifests),
+        work=work,
+        staged={pack: record for pack in work if (record := await _read_staged(store, pack)) is not None},
     )
+
+
+async def _list_work(store: RetryingStore) -> dict[str, list[ObjectInfo]]:
+    """Return pack → temporary objects of a pack that permutes its samples."""
+    work: dict[str, list[ObjectInfo]] = defaultdict(list)
+    with suppress(NotFoundError):
+        async for info in store.list("packs/"):
+            if match := WORK_KEY_PATTERN.fullmatch(info.key):
+                work[match[1]].append(info)
+    return dict(work)
+
+
+async def _read_staged(store: RetryingStore, pack: str) -> PackRecord | None:
+    """Return a record of the runs in a pack's work folder."""
+    logged = await list_records(work_folder(store, pack))
+    return next((item.record for item in logged if item.record is not None), None)
 
 
 def _find_abandoned(contents: _StoreContents, abandoned: Collection[str]) -> set[str]:
     """Return the unfinished runs with the given ids of runs or jobs."""
     open_runs = ({run for run, _ in contents.objects} | contents.records.keys()) - contents.covered.keys()
-    of_id = defaultdict(set, {run: {run} for run in open_runs})
+    of_id = defaultdict(set, {run: {run} for run in open_runs | contents.open_work})
     for run, record in contents.unfinished.items():
         if record is not None and record.job and run in open_runs:
             of_id[record.job].add(run)
@@ -229,6 +261,11 @@ def _create_report(contents: _StoreContents, abandoned_runs: Set[str]) -> Garbag
         run: each for run, each in contents.unfinished.items() if run not in abandoned_runs | contents.covered.keys()
     }
     counts = Counter(run for run, _ in contents.objects)
+    open_jobs = {record.job for record in protected.values() if record is not None}
+    open_work = contents.open_work - abandoned_runs
+    for pack in open_work - open_jobs - protected.keys():
+        protected[pack] = contents.staged.get(pack)
+    counts.update({pack: len(contents.work[pack]) for pack in open_work})
     unfinished = {
         run: UnfinishedRun(run=run, objects=counts[run], record=record, is_refused=contents.is_refused(record))
         for run, record in protected.items()
@@ -240,6 +277,7 @@ def _create_report(contents: _StoreContents, abandoned_runs: Set[str]) -> Garbag
         if run not in protected and (run in abandoned_runs or contents.newest is not None)
         if not any(start <= number < end for start, end in contents.covered.get(run, ()))
     )
+    garbage += tuple(info for pack in sorted(contents.work.keys() - open_work) for info in contents.work[pack])
     staying = (contents.records.keys() & contents.covered.keys()) | protected.keys()
     records = tuple(
         record_key(run)

@@ -19,7 +19,7 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import format_count
 from stoker._format import versions
-from stoker._format.manifest import MAX_VERSION, Manifest, object_key
+from stoker._format.manifest import MAX_VERSION, Manifest, PackShuffle, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, SuperSampleRecord
 from stoker._maintenance.inspection import (
@@ -123,7 +123,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         await versions.check_bucket(store, "super-sample")
         raise NotFoundError(_describe_nothing_found(store.url, orphans, rejected))
     packed = [(run, packed) for (run, _), packed in rows.items()]
-    rebuilt = Manifest.of(*dataset, packed, survey.newest_version + 1)
+    rebuilt = replace(Manifest.of(*dataset, packed, survey.newest_version + 1), shuffles=survey.shuffles)
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
@@ -167,6 +167,12 @@ class _Survey:
     def dataset(self) -> _DatasetKey | None:
         """Id and columns of the sources' data set; None without sources."""
         return next(((source.dataset, source.schema) for source in self.sources), None)
+
+    @property
+    def shuffles(self) -> dict[str, PackShuffle]:
+        """Permutations of the runs whose packs permuted their samples."""
+        recorded = {run: shuffle for record in self.records for run, shuffle in record.shuffles.items()}
+        return recorded | ({} if self.base is None else dict(self.base.shuffles))
 
     @property
     def may_have_replaced(self) -> bool:

@@ -20,7 +20,8 @@ The streams (purpose, index, part) are:
 - ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``); the super-sample is its
   number in the manifest, the row its number in the super-sample;
 - ``(BLOCK, block, lane)`` permutes a block (``block`` and ``window``), starting from the order of its pieces;
-- ``(FULL, 0, 0)`` is the round keys of ``full``, which maps a position to a sample's number in packed order.
+- ``(FULL, 0, 0)`` is the round keys of ``full``, which maps a position to a sample's number in packed order;
+- ``(PACK, 0, 0)``, in epoch 0, is those of ``pack --shuffle``, which maps a packed sample to its number in the source.
 
 Any place is located in O(super-samples), and blocks are computed on demand.
 """
@@ -159,8 +160,7 @@ class Order:
 
     def feistel(self) -> FeistelPermutation:
         """Return the permutation of ``full``, from position to sample number in packed order."""
-        keys = words(FeistelPermutation.ROUNDS, seed=self.config.seed, purpose=Purpose.FULL, epoch=self.epoch)
-        return FeistelPermutation(self.samples, keys)
+        return _keyed_permutation(self, Purpose.FULL)
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return super-sample and row, ``int64 [samples]`` each, of samples given by number in packed order."""
@@ -186,6 +186,12 @@ class Order:
                 places = len(range(first, end, self.lanes))
                 ids[first - start :: self.lanes] = self.lane(lane).sample_ids(first // self.lanes, places)
         return ids
+
+
+def _keyed_permutation(order: Order, purpose: Purpose) -> FeistelPermutation:
+    """Return the computed permutation of all samples for a purpose in an epoch."""
+    keys = words(FeistelPermutation.ROUNDS, seed=order.config.seed, purpose=purpose, epoch=order.epoch)
+    return FeistelPermutation(order.samples, keys)
 
 
 def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, part: int = 0) -> NDArray[np.int64]:
@@ -340,16 +346,20 @@ class EpochLayout:
         seed: seed of the order.
         lanes: number of lanes of the epoch.
         epoch: number of the epoch, from 0.
+        purpose: permutation of the samples: that of ``full``, or ``PACK`` for that of ``pack --shuffle``, which writes
+            a data set like an epoch 0 with one lane.
 
     Raises:
         ConfigError: seed, lanes or epoch is out of range.
     """
 
-    def __init__(self, manifest: Manifest, *, seed: int, lanes: int, epoch: int) -> None:
+    def __init__(
+        self, manifest: Manifest, *, seed: int, lanes: int, epoch: int, purpose: Purpose = Purpose.FULL
+    ) -> None:
         if not 0 <= epoch <= MAX_EPOCH:
             raise ConfigError(f"epoch {epoch} cannot be materialized: it is not in [0, {MAX_EPOCH}]")
         self.order = Order(manifest.rows.samples, OrderConfig(seed=seed, shuffle="full", lanes=lanes), epoch)
-        self.manifest, self.seed, self.lanes, self.epoch = manifest, seed, lanes, epoch
+        self.manifest, self.seed, self.lanes, self.epoch, self._purpose = manifest, seed, lanes, epoch, purpose
         self.samples = self.order.samples
         run = [FORMAT, manifest.dataset, manifest.version, seed, lanes]
         self.run_folder = f"{EPOCHS_FOLDER}{_digest(run)}/"
@@ -412,7 +422,7 @@ class EpochLayout:
 
     @cached_property
     def _permutation(self) -> FeistelPermutation:
-        return self.order.feistel()
+        return _keyed_permutation(self.order, self._purpose)
 
 
 def _digest(values: list[object]) -> str:

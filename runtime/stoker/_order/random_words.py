@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     BLOCK = 3
     FULL = 4
     SAMPLE = 5
+    PACK = 6
 
 
 def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> NDArray[np.uint64]:

@@ -136,10 +136,11 @@ def _build_next_version(base: Manifest | None, added: Sequence[PackRecord], newe
     prefixes = [record.prefix for record in added if record.prefix is not None]
     packed = [each for prefix in prefixes for _, each in prefix.records()]
     runs = tuple(run for prefix in prefixes for run in prefix.runs)
+    shuffles = {run: shuffle for record in added for run, shuffle in record.shuffles.items()}
     if newest is None:
-        return replace(prefixes[0], version=1, rows=ManifestRows.of(packed), runs=runs)
+        return replace(prefixes[0], version=1, rows=ManifestRows.of(packed), runs=runs, shuffles=shuffles)
     remaining = newest.remove_runs(run for record in added for run in record.replaces)
-    return remaining.append_runs(ManifestRows.of(packed), *runs)
+    return remaining.append_runs(ManifestRows.of(packed), *runs, shuffles=shuffles)
 
 
 async def _repair_records(

@@ -23,7 +23,7 @@ from typing import Literal
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.retry import RetryingStore
-from stoker._base.sizes import format_bytes, format_count
+from stoker._base.sizes import format_bytes, format_count, parse_bytes
 from stoker._base.threads import LoopThread
 from stoker._format import versions
 from stoker._format.display import describe_columns, html_table
@@ -32,6 +32,8 @@ from stoker._format.schema import Column, Schema
 from stoker._pack.plan import PackConfig, PackPlan, build_next_version, plan_pack
 from stoker._pack.record import PackRecord, record_key
 from stoker._pack.run import FinishedSuperSample, PackProgress, RunWriter, SuperSampleWriter
+from stoker._pack.shuffle import delete_work_folder, open_staging, pack_permuted
+from stoker._pack.stored_samples import HEADER_BYTES
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
 from stoker.abc import Source, Store
@@ -63,6 +65,7 @@ class AsyncPacker:
         self._on_progress = on_progress
         self._plan: PackPlan  # set, like the run, while the packer is open
         self._run: RunWriter | None = None
+        self._staging: RunWriter | None = None  # of a pack that permutes: the run that gets the source's samples
         self._is_committing = False
         self._commit_lock = asyncio.Lock()
         self.manifest: Manifest | None = None
@@ -73,12 +76,15 @@ class AsyncPacker:
         config = self._config
         is_resumed = plan.journal.recorded is not None
         cutter = SuperSampleWriter(config.schema, config.super_sample_bytes, dataset=plan.dataset, run=plan.record.run)
-        run = RunWriter(
-            self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=config.concurrency
-        )
+        uploads = config.concurrency
+        if config.shuffle is not None:
+            uploads = min(uploads, config.plan_memory(config.super_sample_bytes + HEADER_BYTES).uploads)
+        run = RunWriter(self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=uploads)
         await run.begin()  # also reports a missing permission before the source is read
         if plan.journal.recorded is not None and not config.single_writer:
             await self._check_conditional_writes(plan.journal.recorded, is_resumed=is_resumed)
+        if config.shuffle is not None:
+            self._staging = await open_staging(self._store, plan.record.run, config, self._on_progress)
         self._run = run
         return self
 
@@ -98,20 +104,21 @@ class AsyncPacker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run = self._open_run
+        runs = self._open_run, self._open_input
         try:
             if error is None:
                 await self.commit()
             elif isinstance(error, Exception):
-                await run.stop()
+                await self._open_input.stop()
         finally:
-            await run.cancel()
-            self._run = None
+            for run in runs:
+                await run.cancel()
+            self._run = self._staging = None
 
     @property
     def durable_samples(self) -> int:
         """Number of samples that an earlier, unfinished pack of the same source has stored durably."""
-        return self._open_run.record.samples
+        return self._open_input.record.samples
 
     def skip(self, samples: int) -> None:
         """Skip the durable samples without comparing them, if the source can start in the middle and has not changed.
@@ -122,7 +129,7 @@ class AsyncPacker:
         Raises:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
         """
-        run = self._open_run
+        run = self._open_input
         if samples != self.durable_samples or run.sample_writer.samples:
             raise ConfigError(f"skip takes exactly the {self.durable_samples} durable samples, before the first write")
         run.skip_durable()
@@ -150,7 +157,7 @@ class AsyncPacker:
 
     def encode(self, sample: Mapping[str, object], where: str = "") -> FinishedSuperSample | None:
         """Encode one sample and return the super-sample that it completed, if any: :meth:`write` without its I/O."""
-        run = self._open_run
+        run = self._open_input
         if self._is_committing:
             raise ConfigError(
                 "the pack is committed, or is being committed; add samples with another packer, mode='append'"
@@ -159,7 +166,17 @@ class AsyncPacker:
 
     async def submit(self, finished: FinishedSuperSample) -> None:
         """Upload a super-sample that :meth:`cut` returned; call in the order in which they were returned."""
-        await self._open_run.submit(finished)
+        await self._open_input.submit(finished)
+
+    async def complete_source(self) -> None:
+        """Upload the remaining samples, of which there are no more; :meth:`commit` calls it, and permutes them then.
+
+        Raises:
+            PackError: fewer samples were written than the resumed pack had.
+            StoreError: an upload failed.
+        """
+        self._is_committing = True
+        await self._open_input.complete()
 
     async def commit(self) -> Manifest:
         """Upload the remaining samples, commit a manifest and return it.
@@ -169,15 +186,17 @@ class AsyncPacker:
             PackError: no sample was written, or fewer than the resumed pack had, or another process committed the
                 same run.
         """
-        self._is_committing = True
         async with self._commit_lock:
             return await self._commit_run() if self.manifest is None else self.manifest
 
     async def _commit_run(self) -> Manifest:
         plan, run, url = self._plan, self._open_run, self._store.url
-        await run.complete()
+        await self.complete_source()
+        if self._staging is not None and self._staging.packed:
+            await pack_permuted(self._store, run, self._staging.manifest(self._staging.packed), self._config)
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
+            await self._delete_staging()
             raise PackError("nothing was packed: the source has no samples, so no version was committed")
         packed = run.manifest(run.packed)
         base: Manifest | None = None
@@ -189,6 +208,7 @@ class AsyncPacker:
 
         manifest = await versions.commit(self._store, build)
         await run.record_commit(manifest.version)
+        await self._delete_staging()
         if run.record.mode == "overwrite" and base is not None and base is not manifest:
             _log.warning(
                 "%s was overwritten; version %d (%s) stays for its readers. To free its space: "
@@ -198,15 +218,28 @@ class AsyncPacker:
         self.manifest = manifest
         return manifest
 
+    async def _delete_staging(self) -> None:
+        if self._staging is None:
+            return
+        try:
+            await delete_work_folder(self._store, self._plan.record.run)
+        except StoreError as error:
+            _log.warning(
+                "cannot delete the temporary objects of the permutation (%s); delete them with: stoker gc --delete %s",
+                error,
+                self._store.url,
+            )
+
     def describe(self) -> str:
         """Return the pack's state as one line of text."""
         if self.manifest is not None:
             return f"committed version {self.manifest.version} with {format_count(self.manifest.samples, 'sample')}"
         if self._run is None:
             return "not open"
-        done = self._run.progress
+        run = self._open_input
+        done = run.progress
         return (
-            f"{format_count(self._run.sample_writer.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{format_count(run.sample_writer.samples, 'sample')} written, {done.samples:,} of them stored in "
             f"{format_count(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
         )
 
@@ -215,6 +248,11 @@ class AsyncPacker:
         if self._run is None:
             raise ConfigError("the packer is not open; use it inside its 'with' block")
         return self._run
+
+    @property
+    def _open_input(self) -> RunWriter:
+        """The run that gets the samples of the source."""
+        return self._open_run if self._staging is None else self._staging
 
 
 _HINTS = {
@@ -237,7 +275,7 @@ class Packer:
     A clean end of the ``with`` block commits the data set. On an error nothing is committed; the uploaded super-samples
     stay, and the next pack of the same source resumes from them. Samples are encoded in the calling thread; a
     background thread uploads them. Any thread may call any method; calls run one at a time, and the data set has the
-    samples in the order of the calls.
+    samples in the order of the calls or, with ``shuffle``, in the order of a permutation.
 
     Args:
         url: destination: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
@@ -251,9 +289,14 @@ class Packer:
         options: options of the store, such as :class:`stoker.S3Options`.
         single_writer: whether nothing else writes to the data set meanwhile, which permits stores without conditional
             writes.
+        shuffle: seed of a uniform permutation of all samples that this packer writes, 0 to 2**64 - 1. They are stored
+            in the source's order first, and permuted out of core at the commit. With mode ``append`` the new samples
+            are permuted among themselves only. Default None: the order of the calls.
+        memory: memory that permuting may use, such as ``"512MiB"``; default ``"1GiB"``. Only with ``shuffle``.
 
     Raises:
         ConfigError: an argument is invalid.
+        MemoryBudgetError: ``memory`` is too small to permute; the message has the figure that fits.
         SchemaError: the schema is invalid.
         StoreError: on entry, the store ignores conditions on writes; see ``single_writer``.
 
@@ -277,13 +320,19 @@ class Packer:
         source: str | None = None,
         options: StoreOptions | None = None,
         single_writer: bool = False,
+        shuffle: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
+        if memory is not None and shuffle is None:
+            raise ConfigError(f"memory is for permuting, not {memory!r} without shuffle=; give a seed as shuffle=")
         self._config = config = PackConfig(
             schema=schema if isinstance(schema, Schema) else Schema(schema),
             super_sample_bytes=super_sample_bytes,
             mode=mode,
             source=source,
             single_writer=single_writer,
+            shuffle=shuffle,
+            memory_bytes=parse_bytes("1GiB" if memory is None else memory, "memory"),
         )
         self._store = open_store(url, options=options)
         self._packer = AsyncPacker(self._store, config)

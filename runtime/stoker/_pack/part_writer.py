@@ -23,7 +23,7 @@ from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, PackOrigin, SuperSampleBuilder, SuperSampleRecord
 from stoker._pack.run import put_super_sample
-from stoker._pack.stored_samples import SampleRow, StoredSamples, iterate_rows
+from stoker._pack.stored_samples import SampleRow, StoredSamples
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
 
@@ -151,7 +151,7 @@ class PartWriter:
         """
         sections = self._remaining_sections()
         try:
-            async with aclosing(iterate_rows(samples)) as rows:
+            async with aclosing(_iterate_rows(samples)) as rows:
                 for run, count in sections:
                     if not await self._write_section(run, count, rows):
                         break
@@ -207,3 +207,9 @@ class PartWriter:
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):
             await self._record.save(Manifest.of(self._config.dataset, self._config.schema, self._packed))
+
+
+async def _iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[SampleRow, None]:
+    async for samples in blocks:
+        for row in samples.rows():
+            yield row

@@ -14,10 +14,11 @@ from typing import Literal
 from stoker._base.retry import PACK_RETRY_POLICY, RetryingReader, RetryPolicy
 from stoker._base.sizes import format_count
 from stoker._format import versions
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import Manifest, PackShuffle
 from stoker._format.schema import Column, Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.record import Journal, PackRecord, list_records, record_key, run_id, run_prefix
+from stoker._pack.stored_samples import HEADER_BYTES, TaskMemory
 from stoker.abc import Readable, Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 
@@ -45,6 +46,13 @@ class PackConfig:
         retry: retry policy of every request.
         single_writer: whether nothing else writes to the data set meanwhile. A store without conditional writes needs
             this; the store's conditional writes are then not checked.
+        shuffle: seed of a uniform permutation of all samples of the pack, 0 to 2**64 - 1; None (default) keeps the
+            order of the source.
+        memory_bytes: memory that permuting may use, in bytes; the result does not depend on it.
+
+    Raises:
+        ConfigError: a value is out of range.
+        MemoryBudgetError: the memory is too small to permute; the message has the figure that fits.
     """
 
     schema: Schema
@@ -54,6 +62,8 @@ class PackConfig:
     concurrency: int = 8
     retry: RetryPolicy = PACK_RETRY_POLICY
     single_writer: bool = False
+    shuffle: int | None = None
+    memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         if self.mode not in ("create", "append", "overwrite"):
@@ -65,6 +75,19 @@ class PackConfig:
             )
         if not _is_integer(self.concurrency) or self.concurrency < 1:
             raise ConfigError(f"concurrency must be an integer of at least 1, not {self.concurrency!r}")
+        if self.shuffle is None:
+            return
+        if not _is_integer(self.shuffle) or not 0 <= self.shuffle < 1 << 64:
+            raise ConfigError(f"shuffle must be a seed, an integer from 0 to 2**64 - 1, not {self.shuffle!r}")
+        self.plan_memory(self.super_sample_bytes + HEADER_BYTES)
+
+    def plan_memory(self, largest_bytes: int) -> TaskMemory:
+        """Return the memory of permuting super-samples of up to ``largest_bytes``.
+
+        Raises:
+            MemoryBudgetError: the memory is too small.
+        """
+        return TaskMemory.plan(self.memory_bytes, largest_bytes=largest_bytes, object_bytes=self.super_sample_bytes)
 
 
 def _is_integer(value: object) -> bool:
@@ -121,7 +144,13 @@ def _plan_new_run(
     source = config.source if config.source is not None else store.url
     return PackPlan(
         dataset=run if base is None else base.dataset,
-        record=PackRecord(run=run, identity=identity, source=source, mode=config.mode),
+        record=PackRecord(
+            run=run,
+            identity=identity,
+            source=source,
+            mode=config.mode,
+            shuffle=None if config.shuffle is None else PackShuffle(config.shuffle, run),
+        ),
         journal=Journal(store, tags.get(record_key(run)), None),
         is_in_manifest=False,
     )
@@ -160,7 +189,7 @@ def build_next_version(plan: PackPlan, packed: Manifest, base: Manifest | None, 
         raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
     if base.schema != packed.schema:
         raise PackError(f"the data set at {url} was overwritten with other columns while samples were packed to append")
-    return base.append_runs(packed.rows, *packed.runs)
+    return base.append_runs(packed.rows, *packed.runs, shuffles=packed.shuffles)
 
 
 def _hash_pack(store: Readable, config: PackConfig, base: Manifest | None) -> str:
@@ -171,6 +200,8 @@ def _hash_pack(store: Readable, config: PackConfig, base: Manifest | None) -> st
         source = ["url", store.url] if config.mode == "create" else ["nameless", secrets.token_hex(16)]
     dataset = None if base is None else base.dataset
     content = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
+    if config.shuffle is not None:
+        content.append(["shuffle", str(config.shuffle)])
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

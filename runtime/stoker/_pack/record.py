@@ -24,7 +24,7 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.task_group import for_each
 from stoker._format import tensorfile
-from stoker._format.manifest import Manifest, PackRun
+from stoker._format.manifest import Manifest, PackRun, PackShuffle, parse_shuffle
 from stoker._format.supersample import FORMAT
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectInfo, Readable, Store
@@ -115,6 +115,7 @@ class PackRecord:
             samples, ``[1, 16]``; or empty if the raw objects need not be remembered.
         replaces: rows of other runs that the run replaces (a compaction).
         committed_seconds: Unix time of the commit in seconds; 0 until the commit.
+        shuffle: permutation of the pack's samples; None in the source's order.
     """
 
     run: str
@@ -128,6 +129,7 @@ class PackRecord:
     sources: NDArray[np.uint8] = field(default_factory=empty_sources)
     replaces: tuple[PackRun, ...] = ()
     committed_seconds: int = 0
+    shuffle: PackShuffle | None = None
 
     def __len__(self) -> int:
         return 0 if self.prefix is None else len(self.prefix)
@@ -141,6 +143,11 @@ class PackRecord:
     def names(self) -> NDArray[np.uint8]:
         """Hashes that represent the run, ``uint8 [names, 16]``: those of its raw objects, else that of its id."""
         return self.sources if len(self.sources) else hash_run(self.run)
+
+    @property
+    def shuffles(self) -> dict[str, PackShuffle]:
+        """Permutation of the run, for a manifest: run → permutation; empty without one."""
+        return {} if self.shuffle is None else {self.run: self.shuffle}
 
     @property
     def is_committed(self) -> bool:
@@ -170,6 +177,8 @@ class PackRecord:
             metadata["replaces"] = json.dumps([[run.run, run.first_number, run.rows] for run in self.replaces])
         if self.committed_seconds:
             metadata["committed_seconds"] = str(self.committed_seconds)
+        if self.shuffle is not None:
+            metadata["shuffle"] = json.dumps([self.shuffle.seed, self.shuffle.pack])
         data += self.sources.tobytes()
         metadata["crc32c"] = _checksum(metadata, data)
         return (
@@ -209,6 +218,7 @@ class PackRecord:
                 sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_HASH_BYTES).copy(),
                 replaces=_parse_replaces(metadata.get("replaces", "[]")),
                 committed_seconds=int(_check_match(_SECONDS_PATTERN, metadata.get("committed_seconds", "0"))),
+                shuffle=_parse_shuffle(metadata["shuffle"]) if "shuffle" in metadata else None,
             )
         except KeyError as error:
             raise FormatError(f"the pack record's metadata lacks {error}") from None
@@ -248,6 +258,13 @@ def _parse_replaces(text: str) -> tuple[PackRun, ...]:
     if not all(type(n) is int and 0 <= n < _MAX_ROWS for run in runs for n in (run.first_number, run.rows)):
         raise FormatError("the pack record's 'replaces' has rows with invalid numbers")
     return runs
+
+
+def _parse_shuffle(text: str) -> PackShuffle:
+    try:
+        return parse_shuffle(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        raise FormatError(f"the pack record's 'shuffle' is not a permutation: {text[:80]!r}") from None
 
 
 def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:

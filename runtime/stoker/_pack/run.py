@@ -48,6 +48,7 @@ class SuperSampleWriter:
         run: id of the pack run.
 
     Attributes:
+        super_sample_bytes: maximum size of a super-sample's data section, in bytes.
         samples: number of samples added or skipped.
         objects: number of super-samples finished or skipped.
     """
@@ -55,7 +56,7 @@ class SuperSampleWriter:
     def __init__(self, schema: Schema, super_sample_bytes: int, *, dataset: str, run: str) -> None:
         self.schema, self.dataset, self.run = schema, dataset, run
         self._builder = SuperSampleBuilder(schema)
-        self._super_sample_bytes = super_sample_bytes
+        self.super_sample_bytes = super_sample_bytes
         self.samples = 0
         self.objects = 0
 
@@ -91,7 +92,7 @@ class SuperSampleWriter:
     def add_encoded(self, values: list[bytes], name: str) -> FinishedSuperSample | None:
         """Add a sample encoded by :meth:`Schema.encode`; like :meth:`add`, with the sample's ``name`` in errors."""
         cut = None
-        if self._builder.size_with(values) > self._super_sample_bytes:
+        if self._builder.size_with(values) > self.super_sample_bytes:
             self._check_fits(values, name)
             cut = self._finish_current(is_last=False)
         self._builder.add(values)
@@ -110,12 +111,12 @@ class SuperSampleWriter:
 
     def _check_fits(self, values: list[bytes], name: str) -> None:
         alone = SuperSampleBuilder(self.schema).size_with(values)
-        if alone > self._super_sample_bytes:
+        if alone > self.super_sample_bytes:
             sizes = dict(zip(self.schema, map(len, values), strict=True))
             largest = max(sizes, key=sizes.__getitem__)
             raise PackError(
                 f"{name} needs {alone} bytes ({sizes[largest]} of them in column {largest!r}), more than a "
-                f"super-sample of {self._super_sample_bytes}; raise super_sample_bytes= or make the sample smaller"
+                f"super-sample of {self.super_sample_bytes}; raise super_sample_bytes= or make the sample smaller"
             )
 
 
@@ -248,7 +249,8 @@ class RunWriter:
                     f"doubled; nothing was committed: delete the run with stoker gc --abandoned {run} --delete, and "
                     "pack again"
                 )
-        return Manifest.of(self.sample_writer.dataset, self.sample_writer.schema, [(run, each) for each in packed])
+        manifest = Manifest.of(self.sample_writer.dataset, self.sample_writer.schema, [(run, each) for each in packed])
+        return replace(manifest, shuffles=self.record.shuffles)
 
     def _append_durable(self, packed: list[SuperSampleRecord]) -> None:
         """Append super-samples to the durable prefix and report the progress."""

@@ -47,7 +47,7 @@ class Scatter:
         folder: folder of the cells and of the scatters' records.
         layout: order of the samples, as rows of the new data set.
         slice_starts: first row of each slice, and the row behind the last, ``int64 [slices + 1]``.
-        scatters: number of parts that the super-samples are cut into.
+        scatters: number of parts that the super-samples are cut into; 0 if slices read the super-samples themselves.
         object_bytes: limit of the data of a written super-sample.
         memory_bytes: memory that a scatter or a slice may use.
         stop_at_seconds: time on the clock of the event loop after which no more work is begun.
@@ -80,12 +80,16 @@ class Scatter:
         return await self.write_part(self.folder, self._scatter_run(part), sections, samples)
 
     async def read(self, part: int, done: int = 0) -> StoredSamples:
-        """Return the samples of a slice without the first ``done``, in order, from its cells.
+        """Return the samples of a slice without the first ``done``, in order.
 
         Raises:
             PackError: a scatter is not complete.
             MemoryBudgetError: the slice does not fit in memory.
         """
+        if not self.scatters:
+            rows = np.arange(self.slice_starts[part] + done, self.slice_starts[part + 1])
+            wanted = SampleGroup(*self.layout.order.locate(self.layout.samples_of(rows)))
+            return await read_whole(self.source(self.store, self.layout.manifest), wanted)
         cells, wanted = await self._open_cells(part)
         return await read_whole(self.source(self.folder, cells), wanted[done:])
 

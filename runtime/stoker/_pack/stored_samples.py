@@ -91,7 +91,7 @@ class TaskMemory:
             raise MemoryBudgetError(
                 f"memory of {format_bytes(memory_bytes)} besides the program is too small to shuffle super-samples of "
                 f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _RESERVED_BYTES)} or "
-                "more in total"
+                f"more in total, or {format_bytes(2 * passing_bytes)} besides it"
             )
         return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
 
@@ -111,6 +111,10 @@ class TaskMemory:
                 "are available; give more memory, or another way"
             )
         return group_bytes
+
+
+SampleRow: TypeAlias = tuple[list[bytes], bytes]
+"""The values of a sample, and their checksums in the form of a super-sample."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +139,13 @@ class StoredSamples:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def rows(self) -> Iterator[SampleRow]:
+        """Yield the samples one by one, and release each."""
+        for position, value in enumerate(self.values):
+            ends = accumulate(self.sizes[position].tolist(), initial=0)
+            self.values[position] = b""
+            yield [value[start:end] for start, end in pairwise(ends)], self.checksums[position].tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,16 +289,3 @@ class _GroupReader:
             ends = starts + samples.sizes[:, number]
             columns.append([memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
         samples.values[:] = map(b"".join, zip(*columns, strict=True))
-
-
-SampleRow: TypeAlias = tuple[list[bytes], bytes]
-"""The values of a sample, and their checksums in the form of a super-sample."""
-
-
-async def iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[SampleRow, None]:
-    """Yield samples one by one, and release each."""
-    async for samples in blocks:
-        for position, value in enumerate(samples.values):
-            ends = accumulate(samples.sizes[position].tolist(), initial=0)
-            samples.values[position] = b""
-            yield [value[start:end] for start, end in pairwise(ends)], samples.checksums[position].tobytes()

@@ -7,6 +7,7 @@ import shlex
 import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from stoker._base.terminal import Style, styled
 from stoker._dataset import Dataset
 from stoker._diagnostics.doctor import DoctorConfig, diagnose
 from stoker._diagnostics.machine import Finding, Level
+from stoker._format.manifest import Manifest, PackShuffle
 from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.flags import add_dataset, add_json, add_store_options, open_store_from_args, positive, store_options
@@ -51,6 +53,7 @@ async def run(args: Namespace) -> int:
         "size_bytes": manifest.size_bytes,
         "largest_bytes": manifest.largest_bytes,
         "strong_identities": manifest.rows.strong_identity_count,
+        "shuffles": _count_permuted(manifest),
         "schema": json.loads(manifest.schema.to_json()),
         "runs": runs,
     }
@@ -69,6 +72,7 @@ def _format_text(facts: dict[str, Any], schema: Schema) -> str:
         ("samples", f"{facts['samples']:,}"),
         ("super-samples", f"{count:,}: {average} on average, {largest} the largest"),
         ("size", format_bytes(size_bytes)),
+        ("order", _describe_order(facts["shuffles"], facts["samples"])),
         ("identities", _describe_identities(facts["strong_identities"], count)),
     ]
     columns = [(name, describe(column)) for name, column in schema.items()]
@@ -82,6 +86,28 @@ def _format_text(facts: dict[str, Any], schema: Schema) -> str:
         for run in facts["runs"]
     ]
     return f"{facts['url']}\n{table(facts_rows)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+
+
+def _count_permuted(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the permutations that packs have made, each with its seed, its pack, and its number of samples."""
+    samples: Counter[PackShuffle] = Counter()
+    start = 0
+    for run in manifest.runs:
+        if shuffle := manifest.shuffles.get(run.run):
+            samples[shuffle] += int(manifest.rows.samples[start : start + run.rows].sum(dtype="i8"))
+        start += run.rows
+    return [{"seed": each.seed, "pack": each.pack, "samples": count} for each, count in samples.items()]
+
+
+def _describe_order(shuffles: list[dict[str, Any]], samples: int) -> str:
+    if not shuffles:
+        return "as packed"
+    if len(shuffles) == 1 and shuffles[0]["samples"] == samples:
+        return f"permuted with seed {shuffles[0]['seed']}"
+    parts = [f"{format_count(each['samples'], 'sample')} with seed {each['seed']}" for each in shuffles]
+    rest = samples - sum(each["samples"] for each in shuffles)
+    others = [f"{format_count(rest, 'sample')} as packed"] if rest else []
+    return f"permuted in parts: {', '.join([*parts, *others])}"
 
 
 def _describe_identities(strong: int, count: int) -> str:

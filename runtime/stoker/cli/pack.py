@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from stoker._base.progress import ProgressReporter, WorkAmount
+from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
-from stoker._fanout.job import JobConfig, plan_job
+from stoker._fanout.job import JobConfig, plan_job, plan_permutation
 from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
+from stoker._pack.shuffle import delete_work_folder, publish_staged
+from stoker._pack.stored_samples import usable_bytes
 from stoker._sources import KINDS, ObjectSource, open_source
 from stoker._sources.webdataset import WebDataset
 from stoker._stores.location import Location, parse_url
-from stoker.abc import Store
+from stoker.abc import Executor, Store
 from stoker.cli import flags
 from stoker.cli.output import RequestCosts, format_count, format_sample, json_text, make_printable, say
 from stoker.errors import ConfigError, StokerError
-from stoker.fanout import Driver, FanoutConfig
+from stoker.fanout import Driver, FanoutConfig, Task
 
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
 _LOCAL_ONLY_OPTIONS = {
     "concurrency": "functions upload as their memory allows",
     "json": "with --on, the summary is text",
+    "memory": "functions use the memory that they have",
     "overwrite": "functions create a data set or append to one",
     "single_writer": "functions need conditional writes",
 }
@@ -54,6 +59,10 @@ def configure(parser: ArgumentParser) -> None:
     limit = "maximum size of a super-sample, at most 32MiB (default: 8MiB)"
     add("--super-sample-bytes", type=flags.super_sample_size, metavar="SIZE", help=limit)
     add("--concurrency", type=flags.positive, metavar="N", help="concurrent uploads (default: 8)")
+    seed = "write the samples in a uniform permutation of all of them, which this seed fixes (default: SRC's order)"
+    add("--shuffle", type=flags.whole_number_to((1 << 64) - 1), metavar="SEED", help=seed)
+    memory = "memory of this process with --shuffle (default: 1GiB)"
+    add("--memory", type=flags.size, metavar="SIZE", help=memory)
     alone = "nothing else writes to DST meanwhile: permit a store without conditional writes"
     add("--single-writer", action="store_true", help=alone)
     add("--quiet", action="store_true", help="show no progress and no summary")
@@ -70,6 +79,7 @@ async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     _check_no_overlap(args.source, args.url)
     _check_fanout_options(args)
+    _check_shuffle_options(args)
     say(args, f"opening {args.source}")
     options = flags.store_options(args, args.source, prefix="source_") or flags.store_options(args, args.source)
     bill = RequestCosts()
@@ -92,8 +102,14 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
     notes = source.notes
     say(args, f"packing {args.source} as {source.kind}")
     _print_notes(notes, quiet=args.quiet)
-    total = WorkAmount(count=source.samples, size_bytes=source.size_bytes)
-    progress = ProgressReporter("packing", "samples", total, sys.stderr, quiet=args.quiet)
+    report_progress = partial(
+        ProgressReporter,
+        unit="samples",
+        total=WorkAmount(count=source.samples, size_bytes=source.size_bytes),
+        stream=sys.stderr,
+        quiet=args.quiet,
+    )
+    progress = report_progress("packing")
     done = PackProgress()
 
     def show(now: PackProgress) -> None:
@@ -113,12 +129,16 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
                     where, sample = current
                     await packer.write(sample, where)
                     current = await anext(samples, None)
-                manifest = await packer.commit()
+                await packer.complete_source()
+        progress = progress if args.shuffle is None else report_progress("permuting")
+        async with progress:
+            manifest = await packer.commit()
     _print_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     seconds = asyncio.get_running_loop().time() - started_seconds
     if args.json:
         figures = {"url": args.url, "version": manifest.version, "samples": done.samples, "resumed_samples": durable}
-        figures |= {"super_samples": done.objects, "size_bytes": done.size_bytes, "seconds": seconds}
+        figures |= {"super_samples": done.objects, "size_bytes": done.size_bytes, "shuffle": args.shuffle}
+        figures["seconds"] = seconds
         print(json_text({**figures, **costs.to_dict()}))
     rest = f" (there already: {format_count(durable, 'sample')})" if durable else ""
     summary = f"{format_count(done.samples, 'sample')} into {format_count(done.objects, 'super-sample')}"
@@ -130,8 +150,12 @@ async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs:
 def _config(args: Namespace, source: ObjectSource) -> PackConfig:
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
     sizes = _select_options(args, "super_sample_bytes", "concurrency")
-    single = args.single_writer
-    return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, **sizes)
+    if args.memory is not None:
+        sizes["memory_bytes"] = usable_bytes(args.memory)
+    single, shuffle = args.single_writer, args.shuffle
+    return PackConfig(
+        schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, shuffle=shuffle, **sizes
+    )
 
 
 def _select_options(args: Namespace, *names: str) -> dict[str, Any]:
@@ -151,13 +175,18 @@ def _check_no_overlap(source: str, destination: str) -> None:
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
 
 
+def _check_shuffle_options(args: Namespace) -> None:
+    if args.memory is not None and args.shuffle is None:
+        raise ConfigError("--memory is for permuting the samples; add --shuffle SEED, or leave it out")
+
+
 def _check_fanout_options(args: Namespace) -> None:
     """Raise ConfigError for missing or conflicting options, before the source is listed, which may take minutes."""
     flags.check_function_options(args, "part_bytes")
     if not args.on:
         return
     for name, remedy in _LOCAL_ONLY_OPTIONS.items():
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {remedy}")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
@@ -175,21 +204,20 @@ async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store
     executor = flags.create_executor(args, dst, parse_url(source.root))
     if isinstance(source, WebDataset):
         await source.check_ends()
-    job = await plan_job(source, store, _job_config(args, dst))
+    config = _job_config(args, dst)
+    job = await plan_job(source, store, config)
     say(args, f"packing {args.source} as {source.kind} on {executor.name}: {format_count(len(job.tasks), 'part')}")
     _print_notes(source.notes, quiet=args.quiet)
     async with aclosing(source.read()) as preview:
         say(args, *format_sample(source, 0, await anext(preview, None)))
-    total = WorkAmount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
-    progress = ProgressReporter("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:
-        driver = Driver(executor, FanoutConfig(max_concurrency=args.workers), on_progress=progress.update)
-        try:
-            async with progress:
-                await driver.run(job.tasks)
-            (committed,) = await driver.run([job.commit])
-        finally:
-            say(args, *driver.report.lines())
+        if args.shuffle is None or job.is_committed:
+            committed = await _run_phases(args, executor, {"packing": job.tasks, "committing": (job.commit,)})
+        else:
+            await _run_phases(args, executor, {"packing": job.tasks})
+            staged = await publish_staged(store, job.id, job.runs)
+            committed = await _run_phases(args, executor, plan_permutation(job, staged, config))
+            await delete_work_folder(RetryingStore(store), job.id)
     match committed:
         case {"version": int(version), "samples": int(samples)}:
             say(args, f"{args.url}: version {version} has {format_count(samples, 'sample')}")
@@ -198,6 +226,35 @@ async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store
                 f"the functions on {executor.name} are of another release of stoker: their commit returned no version; "
                 "deploy those of this release"
             )
+
+
+async def _run_phases(args: Namespace, executor: Executor, phases: Mapping[str, Sequence[Task]]) -> Mapping[str, Any]:
+    """Run tasks in phases, each of which must be complete before the next one begins; print what they cost.
+
+    Args:
+        args: options of the command.
+        executor: executor of the functions.
+        phases: activity, for the progress → its tasks.
+
+    Returns:
+        The result of the last task.
+    """
+    progress: ProgressReporter | None = None
+
+    def show(done: WorkAmount) -> None:
+        if progress is not None:
+            progress.update(done)
+
+    driver = Driver(executor, FanoutConfig(max_concurrency=args.workers), on_progress=show)
+    results: Sequence[Mapping[str, Any]] = ()
+    try:
+        for verb, tasks in phases.items():
+            total = WorkAmount(count=len(tasks), size_bytes=sum(task.size_bytes for task in tasks))
+            async with ProgressReporter(verb, "parts", total, sys.stderr, quiet=args.quiet) as progress:
+                results = await driver.run(tasks)
+    finally:
+        say(args, *driver.report.lines())
+    return results[-1]
 
 
 def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
@@ -209,4 +266,4 @@ def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
     sizes = _select_options(args, "super_sample_bytes", "part_bytes")
-    return JobConfig(dataset=flags.url_for_functions(dst), append=args.append, **sizes)
+    return JobConfig(dataset=flags.url_for_functions(dst), append=args.append, shuffle=args.shuffle, **sizes)

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stoker import Array, Schema
+from stoker import Array, Schema, open_store
 from stoker._base.fields import JsonFields
+from stoker._fanout.job import JobConfig, plan_job, plan_permutation
+from stoker._pack.shuffle import publish_staged
+from stoker._sources import open_source
 from stoker._sources.parts import KeySlice, SourcePart
 from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit, compact
@@ -84,6 +87,7 @@ async def _all() -> list[str]:
     job = {"dataset": place.dataset, "job": _JOB, "runs": [part.run], "mode": "create"}
     lines += _answer("commit", await commit(job, deployment, plenty()))
     lines += _answer("compact", await compact({"dataset": place.dataset}, deployment, plenty()))
+    lines += await _permuted(place, deployment)
     lines += await _shuffled(place, deployment)
     lines += await _ingested(deployment)
     lines += shape("warm_node event", WakeEvent(node="warm-1", proxy="127.0.0.1:1").to_event())
@@ -100,6 +104,20 @@ def _other_parts(place: Place, raw: ObjectInfo) -> Iterator[SourcePart]:
     yield place.part((), keys=keys)
     yield place.part([raw], is_remembered=True)
     yield place.part([raw], kind="npy", rows=(0, 1), schema=Schema({"data": Array("uint8", (2,), classes=None)}))
+
+
+async def _permuted(place: Place, deployment: Deployment) -> list[str]:
+    lines: list[str] = []
+    store = open_store(place.dataset)
+    config = JobConfig(dataset=place.dataset, append=True, super_sample_bytes=2000, part_bytes=4000, shuffle=1)
+    job = await plan_job(await open_source(place.raw, "files"), store, config)
+    for task in job.tasks:
+        await pack(task.event, deployment, plenty())
+    phases = plan_permutation(job, await publish_staged(store, job.id, job.runs), config)
+    for task in (*phases["scattering"], *phases["permuting"]):
+        lines += shape("pack event", task.event)
+        lines += _answer(f"pack {task.name.split()[0]}", await pack(task.event, deployment, plenty()))
+    return lines
 
 
 async def _shuffled(place: Place, deployment: Deployment) -> list[str]:

@@ -1,0 +1,117 @@
+"""The tasks that permute the samples of a fan-out job, as events of the function ``pack``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from stoker._base.fields import JsonFields
+from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._order.order import MAX_SLICES
+from stoker._pack.record import PackRecord
+from stoker._pack.scatter import Scatter
+from stoker._pack.shuffle import plan_scatter
+from stoker.abc import Store
+
+Step = Literal["scatter", "slice"]
+_ID_PATTERN = "[0-9a-f]{16}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermuteTask:
+    """One task, whose result is the same however often, and by however many processes at a time, it is executed.
+
+    Attributes:
+        dataset: URL of the data set.
+        dataset_id: id of the data set, 16 hexadecimal digits.
+        job: id of the fan-out job, whose work folder has the samples, 16 hexadecimal digits.
+        seed: seed of the permutation.
+        parts: number of slices.
+        super_sample_bytes: maximum size of a super-sample's data, in bytes.
+        step: ``scatter`` some of the super-samples to slices, or pack a ``slice``.
+        part: number of the scatter or slice, from 0.
+    """
+
+    dataset: str
+    dataset_id: str
+    job: str
+    seed: int
+    parts: int
+    super_sample_bytes: int
+    step: Step
+    part: int
+
+    @property
+    def run(self) -> str:
+        """Id of the pack run of a slice, 16 hexadecimal digits."""
+        return self._identity[:16]
+
+    @property
+    def _identity(self) -> str:
+        """SHA-256 of a slice without the URL of its data set, 64 hexadecimal digits."""
+        content = {name: value for name, value in self.to_event().items() if name != "dataset"}
+        return hashlib.sha256(json.dumps([FORMAT, content], sort_keys=True).encode()).hexdigest()
+
+    def record(self) -> PackRecord:
+        """Return the initial record of a slice's run."""
+        return PackRecord(
+            run=self.run,
+            identity=self._identity,
+            source=f"slice {self.part} of a permutation",
+            mode="deferred",
+            job=self.job,
+            shuffle=PackShuffle(self.seed, self.job),
+        )
+
+    def scatter(
+        self, store: Store, staged: Manifest, *, memory_bytes: int, stop_at_seconds: float = math.inf
+    ) -> Scatter:
+        """Return the permuted order of the staged samples; see :func:`stoker._pack.shuffle.plan_scatter`."""
+        return plan_scatter(
+            store,
+            self.job,
+            staged,
+            seed=self.seed,
+            parts=self.parts,
+            object_bytes=self.super_sample_bytes,
+            memory_bytes=memory_bytes,
+            stop_at_seconds=stop_at_seconds,
+        )
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the task as a JSON object."""
+        return {
+            "dataset": self.dataset,
+            "dataset_id": self.dataset_id,
+            "job": self.job,
+            "super_sample_bytes": self.super_sample_bytes,
+            "shuffle": {"seed": self.seed, "parts": self.parts, "step": self.step, "part": self.part},
+        }
+
+    @classmethod
+    def from_event(cls, event: object) -> PermuteTask:
+        """Return the task of an event.
+
+        Raises:
+            EventError: the event is not a task; the message names the field.
+        """
+        fields = JsonFields(event, "pack event")
+        shuffle = fields.nested("shuffle")
+        parts = shuffle.integer("parts", min_value=1, max_value=MAX_SLICES)
+        task = cls(
+            dataset=fields.text("dataset"),
+            dataset_id=fields.text("dataset_id", pattern=_ID_PATTERN),
+            job=fields.text("job", pattern=_ID_PATTERN),
+            seed=shuffle.integer("seed", max_value=(1 << 64) - 1),
+            parts=parts,
+            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
+            step=shuffle.choice("step", get_args(Step)),
+            part=shuffle.integer("part", max_value=parts - 1),
+        )
+        shuffle.check_no_fields_left()
+        fields.check_no_fields_left()
+        return task
