@@ -16,6 +16,7 @@ NAMES = (
     "planning",
     "virtual_clock",
     "shuffle_quality",
+    "packed_order",
     "throughput",
     "materialized",
     "erasure",

@@ -238,3 +238,30 @@ def test_a_commit_that_tells_nothing_is_a_typed_error(
         "stoker: error: the functions on scripted are of another release of stoker: their commit returned no version; "
         "deploy those of this release"
     ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [files, array, tars])
+def test_functions_permute_to_the_same_order_as_one_process(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    source, url = make(tmp_path / "in"), tmp_path / "out"
+    run("pack", source, tmp_path / "plain", *SMALL[:2], "--shuffle", 7, "--quiet")
+    said = run("pack", source, url, "--on", "local", "--shuffle", 7, *SMALL)
+    assert samples(url) == samples(tmp_path / "plain")
+    assert "permuted with seed 7" in run("info", url)
+    assert "no garbage" in run("gc", url)
+    assert f"{url}: version 1 has " in said
+
+
+def test_a_permuting_command_that_is_killed_is_resumed_by_itself_and_nothing_temporary_stays(tmp_path: Path) -> None:
+    source, url = files(tmp_path / "in"), tmp_path / "out"
+    command = ("pack", source, url, "--on", "local", "--shuffle", 7, *SMALL, "--quiet")
+    for pattern in ("packs/*/data/*/*", "packs/*/cells/data/*/*", "data/*/*"):  # staged, scattered, packed
+        with start(*command) as program:
+            while not list(url.glob(pattern)) and program.poll() is None:
+                time.sleep(0.005)
+            program.send_signal(signal.SIGKILL)
+            program.communicate(timeout=_TIMEOUT_SECONDS)
+    run(*command)
+    run("pack", source, tmp_path / "whole", *SMALL[:2], "--shuffle", 7, "--quiet")
+    assert samples(url) == samples(tmp_path / "whole")
+    assert "no garbage" in run("gc", url)
+    assert not [path for path in url.glob("packs/*/**/*") if path.is_file()]

@@ -10,6 +10,7 @@ import safetensors.numpy
 
 from stoker._format import tensorfile
 from stoker._format.manifest import Manifest, ManifestRows, PackRun, _checksum, object_key, version_key
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.supersample import MAX_OBJECT_BYTES, SuperSampleRecord
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectRef
@@ -271,11 +272,37 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
         ({"crc32c": None}, "no 'crc32c'"),
         *(({"version": text}, "not a positive integer") for text in ("0", "-1", "1_0", "٣", "", "1.0", "9" * 5000)),
         ({"version": None}, "no 'version'"),
+        *(
+            ({"shuffles": text}, "'shuffles' is not a list of permutations")
+            for text in (
+                "{}",
+                "[1]",
+                "[" * 100_000,
+                '["abcd"]',
+                f'[[7,"{RUN}",0,2]]',  # there is one run
+                f'[[7,"{RUN}",1,1]]',
+                f'[[-1,"{RUN}",0,1]]',
+                f'[[{1 << 64},"{RUN}",0,1]]',
+                f'[[true,"{RUN}",0,1]]',
+                '[[7,"x",0,1]]',
+            )
+        ),
     ],
 )
 def test_missing_or_wrong_metadata_is_a_format_error(metadata: dict[str, str | None], problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         Manifest.from_bytes(forged(manifest_of([""] * 2), metadata=metadata))
+
+
+def test_permutations_of_consecutive_runs_come_back_and_leave_with_their_runs() -> None:
+    first, second = PackShuffle(7, "a" * 16), PackShuffle((1 << 64) - 1, "b" * 16)
+    runs = tuple(PackRun(f"{number:016x}", 0, 1) for number in range(4))
+    shuffles = {runs[0].run: first, runs[1].run: first, runs[3].run: second, "f" * 16: first}
+    manifest = replace(manifest_of([""] * 4), runs=runs, shuffles=shuffles)
+    found = Manifest.from_bytes(manifest.to_bytes())
+    assert found.shuffles == {run: shuffle for run, shuffle in shuffles.items() if run != "f" * 16}
+    assert manifest.file_bytes == len(manifest.to_bytes())
+    assert found.remove_runs(runs[:1]).shuffles.keys() == {runs[1].run, runs[3].run}
 
 
 @pytest.mark.parametrize("crc32c", ["00000000", "", "x", "0x1", "9" * 5000])

@@ -97,7 +97,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
     if config.append:
         base = check_can_append(store, source.schema, base)
     dataset = base.dataset if config.append and base is not None else None
-    content = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
+    content: list[object] = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
     if config.shuffle is not None:
         content.append(["shuffle", str(config.shuffle)])
     job = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
 from stoker._format.identity import IDENTITY_BYTES
+from stoker._format.pack_shuffle import PackShuffle, encode_shuffles, parse_shuffles
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, SuperSampleRecord
 from stoker.abc import ObjectRef
@@ -37,7 +38,6 @@ PREFIX_DIGITS = 16
 """Length of the prefix of a hexadecimal name by which :class:`NameIndex` is sorted."""
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-_PACK_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _UNKNOWN = bytes(IDENTITY_BYTES)
 _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
 
@@ -65,19 +65,6 @@ class PackRun:
     run: str
     first_number: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class PackShuffle:
-    """The uniform permutation of all samples of one pack, of which runs are consecutive parts.
-
-    Attributes:
-        seed: seed of the permutation, 0 to 2**64 - 1.
-        pack: id of the pack: of its run or, if functions packed it, of its job; 16 hexadecimal digits.
-    """
-
-    seed: int
-    pack: str
 
 
 def group_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
@@ -341,7 +328,7 @@ class Manifest:
             "schema": self.schema.to_json(),
         }
         if self.shuffles:
-            metadata["shuffles"] = _encode_shuffles(self.runs, self.shuffles)
+            metadata["shuffles"] = encode_shuffles([run.run for run in self.runs], self.shuffles)
         return metadata
 
     def _arrays(self) -> _Arrays:
@@ -384,7 +371,7 @@ class Manifest:
                 schema=Schema.from_json(metadata["schema"]),
                 rows=_parse_rows(arrays),
                 runs=(runs := _parse_runs(arrays)),
-                shuffles=_parse_shuffles(metadata.get("shuffles", "[]"), runs),
+                shuffles=parse_shuffles(metadata.get("shuffles", "[]"), [run.run for run in runs]),
             )
         except KeyError as error:
             raise FormatError(f"the manifest has no {error}") from None
@@ -476,41 +463,3 @@ def _parse_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
         PackRun(f"{run:016x}", first, count)
         for run, first, count in zip(ids.tolist(), firsts.tolist(), rows.tolist(), strict=True)
     )
-
-
-def _encode_shuffles(runs: Sequence[PackRun], shuffles: Mapping[str, PackShuffle]) -> str:
-    """Return the permutations as JSON: seed, pack, and half-open interval of ``runs`` of each."""
-    intervals: list[list[int | str]] = []
-    for shuffle, group in groupby(enumerate(runs), key=lambda item: shuffles.get(item[1].run)):
-        numbers = [number for number, _ in group]
-        if shuffle is not None:
-            intervals.append([shuffle.seed, shuffle.pack, numbers[0], numbers[-1] + 1])
-    return json.dumps(intervals, separators=(",", ":"))
-
-
-def _parse_shuffles(text: str, runs: Sequence[PackRun]) -> dict[str, PackShuffle]:
-    shuffles: dict[str, PackShuffle] = {}
-    try:
-        intervals = json.loads(text)
-        if not isinstance(intervals, list):
-            raise TypeError
-        for seed, pack, first, end in intervals:
-            shuffle = parse_shuffle([seed, pack])
-            if not (type(first) is type(end) is int and 0 <= first < end <= len(runs)):
-                raise TypeError
-            shuffles |= {run.run: shuffle for run in runs[first:end]}
-    except (ValueError, TypeError, RecursionError):
-        raise FormatError(f"the manifest's 'shuffles' is not a list of permutations: {text[:80]!r}") from None
-    return shuffles
-
-
-def parse_shuffle(value: object) -> PackShuffle:
-    """Return the permutation in ``[seed, pack]``, from JSON.
-
-    Raises:
-        TypeError: the value is something else.
-    """
-    match value:
-        case [int(seed), str(pack)] if type(seed) is int and 0 <= seed < 1 << 64 and _PACK_ID.fullmatch(pack):
-            return PackShuffle(seed, pack)
-    raise TypeError(f"{value!r:.80} is not a permutation")

@@ -19,7 +19,8 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import format_count
 from stoker._format import versions
-from stoker._format.manifest import MAX_VERSION, Manifest, PackShuffle, object_key
+from stoker._format.manifest import MAX_VERSION, Manifest, object_key
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, SuperSampleRecord
 from stoker._maintenance.inspection import (

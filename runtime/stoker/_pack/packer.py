@@ -219,16 +219,8 @@ class AsyncPacker:
         return manifest
 
     async def _delete_staging(self) -> None:
-        if self._staging is None:
-            return
-        try:
+        if self._staging is not None:
             await delete_work_folder(self._store, self._plan.record.run)
-        except StoreError as error:
-            _log.warning(
-                "cannot delete the temporary objects of the permutation (%s); delete them with: stoker gc --delete %s",
-                error,
-                self._store.url,
-            )
 
     def describe(self) -> str:
         """Return the pack's state as one line of text."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from stoker._base.fields import JsonFields
-from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.manifest import Manifest
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_SLICES
 from stoker._pack.record import PackRecord
@@ -102,6 +103,7 @@ class PermuteTask:
         fields = JsonFields(event, "pack event")
         shuffle = fields.nested("shuffle")
         parts = shuffle.integer("parts", min_value=1, max_value=MAX_SLICES)
+        step: Any = shuffle.choice("step", get_args(Step))
         task = cls(
             dataset=fields.text("dataset"),
             dataset_id=fields.text("dataset_id", pattern=_ID_PATTERN),
@@ -109,7 +111,7 @@ class PermuteTask:
             seed=shuffle.integer("seed", max_value=(1 << 64) - 1),
             parts=parts,
             super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
-            step=shuffle.choice("step", get_args(Step)),
+            step=step,
             part=shuffle.integer("part", max_value=parts - 1),
         )
         shuffle.check_no_fields_left()

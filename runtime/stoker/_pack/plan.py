@@ -14,7 +14,8 @@ from typing import Literal
 from stoker._base.retry import PACK_RETRY_POLICY, RetryingReader, RetryPolicy
 from stoker._base.sizes import format_count
 from stoker._format import versions
-from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.manifest import Manifest
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.schema import Column, Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.record import Journal, PackRecord, list_records, record_key, run_id, run_prefix

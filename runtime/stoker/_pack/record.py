@@ -24,7 +24,8 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.task_group import for_each
 from stoker._format import tensorfile
-from stoker._format.manifest import Manifest, PackRun, PackShuffle, parse_shuffle
+from stoker._format.manifest import Manifest, PackRun
+from stoker._format.pack_shuffle import PackShuffle, parse_shuffle
 from stoker._format.supersample import FORMAT
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectInfo, Readable, Store

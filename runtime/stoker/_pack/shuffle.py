@@ -9,6 +9,7 @@ commit; if the pack is given up, garbage collection deletes it.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -29,8 +30,9 @@ from stoker._pack.run import FinishedSuperSample, PackProgress, RunWriter, Super
 from stoker._pack.scatter import Scatter
 from stoker._pack.stored_samples import StoredSamples, sample_bytes
 from stoker.abc import Store
-from stoker.errors import ChecksumError, MemoryBudgetError, PackError
+from stoker.errors import ChecksumError, MemoryBudgetError, PackError, StoreError
 
+_log = logging.getLogger("stoker.pack.shuffle")
 WORK_KEY_PATTERN = re.compile(r"packs/([0-9a-f]{16})/.+", re.ASCII)
 """Keys in the work folder of a pack, whose id is the first group."""
 _WORK_URL_PATTERN = re.compile(r".+/packs/[0-9a-f]{16}/?", re.ASCII)
@@ -101,10 +103,17 @@ async def read_staged(store: Store, pack: str) -> Manifest:
 
 
 async def delete_work_folder(store: RetryingStore, pack: str) -> None:
-    """Delete the objects in the work folder of a pack that was committed or has no samples."""
-    async with aclosing(store.list(f"packs/{pack}/")) as infos:
-        keys = [info.key async for info in infos]
-    await for_each(keys, store.delete, concurrency=_MAX_CONCURRENT_DELETES)
+    """Delete the objects in the work folder of a pack that was committed or has no samples; log it if that fails."""
+    try:
+        async with aclosing(store.list(f"packs/{pack}/")) as infos:
+            keys = [info.key async for info in infos]
+        await for_each(keys, store.delete, concurrency=_MAX_CONCURRENT_DELETES)
+    except StoreError as error:
+        _log.warning(
+            "cannot delete the temporary objects of the permutation (%s); delete them with: stoker gc --delete %s",
+            error,
+            store.url,
+        )
 
 
 async def open_staging(

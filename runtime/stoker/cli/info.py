@@ -17,7 +17,8 @@ from stoker._base.terminal import Style, styled
 from stoker._dataset import Dataset
 from stoker._diagnostics.doctor import DoctorConfig, diagnose
 from stoker._diagnostics.machine import Finding, Level
-from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.manifest import Manifest
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.flags import add_dataset, add_json, add_store_options, open_store_from_args, positive, store_options

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker import open_store
-from stoker._base.retry import RetryingStore
+from stoker import RetryingStore, open_store
 from stoker._fanout.job import JobConfig, PackJob, plan_job, plan_permutation
-from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.manifest import Manifest
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._maintenance.garbage import collect_garbage
 from stoker._pack.shuffle import delete_work_folder, publish_staged, read_staged, work_url
 from stoker._sources import open_source

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import MemoryBudgetError, Packer
-from stoker._base.retry import RetryingStore
+from stoker import MemoryBudgetError, Packer, RetryingStore
 from stoker._format import versions
-from stoker._format.manifest import Manifest, PackShuffle
+from stoker._format.manifest import Manifest
+from stoker._format.pack_shuffle import PackShuffle
 from stoker._maintenance.compaction import compact
 from stoker._maintenance.garbage import collect_garbage, plan_removal
 from stoker._maintenance.recovery import rebuild_manifest
