@@ -147,10 +147,13 @@ async def _permute(task: PermuteTask, deployment: Deployment, deadline: Invocati
                     record = await _pack_slice(task, store, record, journal, memory_bytes, deadline)
                 return {**pack_result(record), "requests": requests}
             staged = await read_staged(store, task.job)
-            scatter = task.scatter(store, staged, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
+            scatter = task.permutation.scatter(
+                store, staged, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds
+            )
             done = await scatter.write(task.part)
-    scattered = {f"scattered_{name}": value for name, value in done.items() if name not in ("state", "run")}
-    return {"run": done["run"], "state": done["state"], **scattered, "requests": requests}
+    return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in done.items()} | {
+        "requests": requests
+    }
 
 
 async def _pack_slice(
@@ -164,7 +167,7 @@ async def _pack_slice(
     """Pack a slice, as far as the time allows, and return its record."""
     time_seconds = deadline.remaining_seconds()
     staged = await read_staged(store, task.job)
-    scatter = task.scatter(store, staged, memory_bytes=memory_bytes)
+    scatter = task.permutation.scatter(store, staged, memory_bytes=memory_bytes)
     begun = await drop_lost_prefix(store, record, task.dataset_id)
     writer = SuperSampleWriter(staged.schema, task.super_sample_bytes, dataset=task.dataset_id, run=task.run)
     uploads = scatter.source(store, staged).memory.uploads

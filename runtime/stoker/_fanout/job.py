@@ -21,7 +21,7 @@ from stoker._order.order import MAX_SLICES
 from stoker._pack.permute_task import PermuteTask
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records
-from stoker._pack.shuffle import count_scatters, work_url
+from stoker._pack.shuffle import work_url
 from stoker._sources import ObjectSource
 from stoker._sources.parts import SourcePart, split_source
 from stoker.abc import Readable
@@ -158,7 +158,7 @@ def plan_permutation(job: PackJob, staged: Manifest, config: JobConfig) -> dict[
         part=0,
     )
     slices = [replace(first, part=part) for part in range(parts)]
-    scatters = [replace(first, step="scatter", part=part) for part in range(count_scatters(parts, staged))]
+    scatters = [replace(first, step="scatter", part=part) for part in range(first.permutation.count_scatters(staged))]
 
     def plan(tasks: Sequence[PermuteTask]) -> tuple[Task, ...]:
         size_bytes = staged.size_bytes // max(1, len(tasks))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from stoker._base.fields import JsonFields
-from stoker._format.manifest import Manifest
 from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_SLICES
 from stoker._pack.record import PackRecord
-from stoker._pack.scatter import Scatter
-from stoker._pack.shuffle import plan_scatter
-from stoker.abc import Store
+from stoker._pack.shuffle import Permutation
 
 Step = Literal["scatter", "slice"]
 _ID_PATTERN = "[0-9a-f]{16}"
@@ -68,20 +64,10 @@ class PermuteTask:
             shuffle=PackShuffle(self.seed, self.job),
         )
 
-    def scatter(
-        self, store: Store, staged: Manifest, *, memory_bytes: int, stop_at_seconds: float = math.inf
-    ) -> Scatter:
-        """Return the permuted order of the staged samples; see :func:`stoker._pack.shuffle.plan_scatter`."""
-        return plan_scatter(
-            store,
-            self.job,
-            staged,
-            seed=self.seed,
-            parts=self.parts,
-            object_bytes=self.super_sample_bytes,
-            memory_bytes=memory_bytes,
-            stop_at_seconds=stop_at_seconds,
-        )
+    @property
+    def permutation(self) -> Permutation:
+        """The permutation of the job."""
+        return Permutation(pack=self.job, seed=self.seed, parts=self.parts, object_bytes=self.super_sample_bytes)
 
     def to_event(self) -> dict[str, Any]:
         """Return the task as a JSON object."""

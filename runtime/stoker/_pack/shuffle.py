@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader, RetryingStore
@@ -135,39 +135,49 @@ async def open_staging(
     return writer
 
 
-def count_scatters(parts: int, staged: Manifest) -> int:
-    """Return the number of scatters for a number of slices: none if a slice has all samples."""
-    return 0 if parts == 1 else min(parts, len(staged))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permutation:
+    """The permutation of the samples of one pack, and the parts in which it is written.
 
-
-def plan_scatter(
-    store: Store, pack: str, staged: Manifest, *, seed: int, parts: int, object_bytes: int, memory_bytes: int,
-    stop_at_seconds: float = math.inf,
-) -> Scatter:  # fmt: skip
-    """Return the permuted order of staged samples, and the way to read them in it.
-
-    Args:
-        store: store of the data set.
-        pack: id of the pack.
-        staged: manifest of the samples in the work folder, in the source's order.
+    Attributes:
+        pack: id of the pack: of its run, or of its job.
         seed: seed of the permutation.
-        parts: number of slices, and of scatters unless there are fewer super-samples; 1 needs no scatter.
+        parts: number of slices.
         object_bytes: limit of a super-sample's data.
-        memory_bytes: memory that permuting may use.
-        stop_at_seconds: time on the clock of the event loop after which no more work is begun.
     """
-    folder = work_folder(store, pack)
-    layout = EpochLayout(staged, seed=seed, lanes=1, epoch=0, purpose=Purpose.PACK)
-    return Scatter(
-        store=folder,
-        folder=FolderStore(folder, _CELLS_FOLDER),
-        layout=layout,
-        slice_starts=layout.slice_starts(parts),
-        scatters=count_scatters(parts, staged),
-        object_bytes=object_bytes,
-        memory_bytes=memory_bytes,
-        stop_at_seconds=stop_at_seconds,
-    )
+
+    pack: str
+    seed: int
+    parts: int
+    object_bytes: int
+
+    def count_scatters(self, staged: Manifest) -> int:
+        """Return the number of parts that the super-samples are cut into: none if one slice has all samples."""
+        return 0 if self.parts == 1 else min(self.parts, len(staged))
+
+    def scatter(
+        self, store: Store, staged: Manifest, *, memory_bytes: int, stop_at_seconds: float = math.inf
+    ) -> Scatter:
+        """Return the permuted order of staged samples, and the way to read them in it.
+
+        Args:
+            store: store of the data set.
+            staged: manifest of the samples in the work folder, in the source's order.
+            memory_bytes: memory that permuting may use.
+            stop_at_seconds: time on the clock of the event loop after which no more work is begun.
+        """
+        folder = work_folder(store, self.pack)
+        layout = EpochLayout(staged, seed=self.seed, lanes=1, epoch=0, purpose=Purpose.PACK)
+        return Scatter(
+            store=folder,
+            folder=FolderStore(folder, _CELLS_FOLDER),
+            layout=layout,
+            slice_starts=layout.slice_starts(self.parts),
+            scatters=self.count_scatters(staged),
+            object_bytes=self.object_bytes,
+            memory_bytes=memory_bytes,
+            stop_at_seconds=stop_at_seconds,
+        )
 
 
 class PermutedWriter:
@@ -242,15 +252,10 @@ async def _write_rest(
 ) -> None:
     """Pack the samples that the run lacks, with a number of parts."""
     assert config.shuffle is not None  # noqa: S101 - of a pack that permutes
-    scatter = plan_scatter(
-        store,
-        run.record.run,
-        staged,
-        seed=config.shuffle,
-        parts=parts,
-        object_bytes=config.super_sample_bytes,
-        memory_bytes=config.memory_bytes,
+    permutation = Permutation(
+        pack=run.record.run, seed=config.shuffle, parts=parts, object_bytes=config.super_sample_bytes
     )
+    scatter = permutation.scatter(store, staged, memory_bytes=config.memory_bytes)
     for part in range(scatter.scatters):
         await scatter.write(part)
     for part, end in enumerate(scatter.slice_starts[1:].tolist()):
