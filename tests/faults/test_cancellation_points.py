@@ -158,7 +158,7 @@ def cancel_the_fetch(_: asyncio.Task[Any]) -> None:
 def test_a_fetch_cancelled_at_any_suspension_frees_its_slots_and_its_permits(urgent: bool) -> None:
     points = Suspensions(counted)
     run_virtual(lone_fetch(points, urgent=urgent))
-    assert len(points.seen) > 20
+    assert len(points.seen) > 12
     for point in range(len(points.seen)):
         for second in (None, point + 1, point + 3):
             at = {place: cancel_the_fetch for place in (point, second) if place is not None}

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 
-from stoker._base.fetch_record import Activity, Phase, Request, start_activity
+from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
-from stoker._base.task_group import Limiter, task_group
+from stoker._base.task_group import Limiter
 from stoker._fetch.concurrency import AimdLimit, RateLimit
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.hedge import POLL_SECONDS, HedgePolicy
+from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy
+from stoker._fetch.race import Attempt, Race, RaceWatch
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     DeadlineError,
@@ -98,35 +99,12 @@ class ObjectFetch:
             )
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One call of the store: the first request of a race, or a hedge.
+@dataclass(slots=True, eq=False, kw_only=True)
+class _RangeRace(Race):
+    """The requests of one try of a part of a fetch."""
 
-    Attributes:
-        into: memory that only this attempt writes to.
-        sent_seconds: time of sending, in seconds of the event loop.
-        begun_seconds: time at which its response began; None before.
-        ended_seconds: time at which it ended; 0 before.
-    """
-
-    into: memoryview
-    sent_seconds: float
-    begun_seconds: float | None = None
-    ended_seconds: float = 0.0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its response has begun."""
-        return self.begun_seconds is not None
-
-    def request(self, key: str, *, is_whole: bool) -> Request:
-        """Return the record of the attempt for traces."""
-        ended_seconds = max(self.sent_seconds, self.ended_seconds)  # an attempt cancelled before its start has no end
-        return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole, key)
-
-
-_Race = dict[asyncio.Task[StoreError | None], _Attempt]
-"""The attempts of one try, in the order of sending."""
+    fetch: ObjectFetch
+    part: RangePart
 
 
 class RangeReader:
@@ -151,6 +129,7 @@ class RangeReader:
             start=config.start_concurrency, min_limit=config.min_concurrency, max_limit=config.max_concurrency
         )
         self._limiter = Limiter(self._aimd.limit)
+        self._watch = RaceWatch(self._look)
         self._rate = RateLimit(config.max_bytes_per_second)
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
@@ -224,114 +203,137 @@ class RangeReader:
     async def _race(self, fetch: ObjectFetch, part: RangePart, span: Activity) -> StoreError | None:
         """Send a request and, while the requests are late, hedges; return the error if none succeeds.
 
-        When the first response begins, the requests that still wait are cancelled, before they transfer bytes. Each
+        When the first response begins, the requests that still wait are ended, before they transfer bytes. Each
         request has its own memory, and has ended before the memory is used for anything else.
         """
-        loop, key = asyncio.get_running_loop(), fetch.ref.key
         into = fetch.into[part.offset : part.offset + part.size_bytes]
-        race: _Race = {}
-        if not self._config.hedge:
-            attempt = _Attempt(into, loop.time())
-            error = await self._attempt(fetch, part, attempt, race)
-            span.add_attempt([attempt.request(key, is_whole=error is None)])
-            return error
-        with ExitStack() as borrowed:
-            async with task_group() as group:
-                data: memoryview | None = into
-                while True:
-                    if data is not None:
-                        attempt = _Attempt(data, loop.time())
-                        race[group.create_task(self._attempt(fetch, part, attempt, race))] = attempt
-                    running = [task for task in race if not task.done()]
-                    if not running or _winner(race) is not None:
-                        break
-                    data, look_seconds = self._hedge(part, race, borrowed)
-                    if data is None:
-                        await asyncio.wait(running, timeout=look_seconds, return_when=asyncio.FIRST_COMPLETED)
-                for task in running:
-                    task.cancel()
-            span.add_attempt([attempt.request(key, is_whole=_has_succeeded(task)) for task, attempt in race.items()])
+        now_seconds = asyncio.get_running_loop().time()
+        first = Attempt(into, now_seconds)
+        race = _RangeRace(fetch=fetch, part=part, attempts=[first])
+        self._watch.add(race, self._look(race, now_seconds))
+        with race.borrowed:
+            try:
+                await self._attempt(race, first)
+                if len(race.attempts) > 1:
+                    await race.wait_for_hedges()
+            finally:
+                self._watch.remove(race)
+                if len(race.attempts) > 1:
+                    await race.close()
+            span.add_attempt([attempt.request(fetch.ref.key) for attempt in race.attempts])
             return self._finish_race(race, into)
 
-    def _hedge(self, part: RangePart, race: _Race, borrowed: ExitStack) -> tuple[memoryview | None, float | None]:
-        """Decide whether to hedge: return memory for the hedge, or None and the seconds until the next check."""
-        if len(race) > MAX_HEDGES:
-            return None, None
+    def _look(self, race: Race, now_seconds: float) -> float:
+        """End the requests of a race that have reached their limit, hedge it if it is late; return when to look again.
+
+        A race without a running request is not looked after: it is about to end.
+        """
+        assert isinstance(race, _RangeRace)  # noqa: S101 - only these are watched
+        limit_seconds = self._config.attempt_limit_seconds(race.part.size_bytes)
+        next_seconds = now_seconds + limit_seconds
+        for attempt in race.attempts:
+            if attempt.is_running:
+                due_seconds = attempt.sent_seconds + limit_seconds
+                if due_seconds - now_seconds < TIMER_SECONDS:
+                    attempt.expire()
+                else:
+                    next_seconds = min(next_seconds, due_seconds)
+        if self._config.hedge and any(attempt.is_running and not attempt.is_stopped for attempt in race.attempts):
+            next_seconds = min(next_seconds, now_seconds + self._hedge(race, now_seconds))
+        return next_seconds
+
+    def _hedge(self, race: _RangeRace, now_seconds: float) -> float:
+        """Hedge a race if it is late; return the seconds until the next check."""
+        part = race.part
+        if len(race.attempts) > MAX_HEDGES:
+            return math.inf
         look_seconds = self._hedges.poll_delay_seconds(
             part.size_bytes,
-            sent_seconds=max(attempt.sent_seconds for attempt in race.values()),
-            has_begun=any(attempt.has_begun for attempt in race.values()),
-            now_seconds=asyncio.get_running_loop().time(),
+            sent_seconds=max(attempt.sent_seconds for attempt in race.attempts),
+            has_begun=any(attempt.has_begun for attempt in race.attempts),
+            now_seconds=now_seconds,
         )
         if look_seconds > 0.0:
-            return None, look_seconds
-        data = self._hedges.borrow_buffer(part.size_bytes, borrowed, len(race) - 1)
+            return look_seconds
+        data = self._hedges.borrow_buffer(part.size_bytes, race.borrowed, len(race.attempts) - 1)
         if data is not None:
             self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
-            borrowed.callback(self._limiter.release)
+            race.borrowed.callback(self._limiter.release)
             self._rate.charge(part.size_bytes)
-        return data, POLL_SECONDS
+            hedge = Attempt(data, now_seconds)
+            race.hedge(hedge, self._attempt(race, hedge))
+        return POLL_SECONDS
 
-    def _finish_race(self, race: _Race, into: memoryview) -> StoreError | None:
+    def _finish_race(self, race: Race, into: memoryview) -> StoreError | None:
         """Copy the winner's bytes to ``into`` and count the losers; return the error if no attempt succeeded."""
-        winner = _winner(race)
+        winner = race.winner
         if winner is None:
-            return next(task.result() for task in race if not task.cancelled())
-        data, store_tells = race[winner].into, race[winner].has_begun
-        losers = [task for task in race if task is not winner and (race[task].has_begun or not store_tells)]
-        self._counters.hedged_bytes += len(losers) * data.nbytes
-        if data is not into:
-            into[:] = data
+            return next(attempt.error for attempt in race.attempts if attempt.error is not None)
+        if len(race.attempts) > 1:
+            store_tells = winner.has_begun
+            losers = [attempt for attempt in race.attempts if attempt is not winner]
+            wasted = [attempt for attempt in losers if attempt.has_begun or not store_tells]
+            self._counters.hedged_bytes += len(wasted) * into.nbytes
+        if winner.into is not into:
+            into[:] = winner.into
             self._counters.hedge_wins += 1
         return None
 
-    async def _attempt(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, race: _Race) -> StoreError | None:
-        """Call the store once; return its error, since a failure must not stop the other attempts of the race.
+    async def _attempt(self, race: _RangeRace, attempt: Attempt) -> None:
+        """Call the store once, and record the outcome: a failure must not stop the other attempts of the race.
 
-        When its response begins, attempts that still wait for theirs are cancelled.
+        Raises:
+            CancelledError: the task was cancelled, and not because the race has ended this attempt.
         """
-        loop = asyncio.get_running_loop()
-        attempt.sent_seconds = loop.time()
+        loop, task, fetch, part = asyncio.get_running_loop(), asyncio.current_task(), race.fetch, race.part
+        assert task is not None  # noqa: S101 - coroutines always run in a task
+        attempt.task, attempt.sent_seconds, cancels = task, loop.time(), task.cancelling()
         self._counters.requests += 1
         fetch.requests += 1
 
         def begun() -> None:
-            attempt.begun_seconds = loop.time()
-            self._hedges.times.observe_first_byte(attempt.begun_seconds - attempt.sent_seconds)
-            for task, other in race.items():
-                if not other.has_begun:
-                    task.cancel()
+            race.begin(attempt, loop.time())
+            self._hedges.times.observe_first_byte(loop.time() - attempt.sent_seconds)
 
-        limit_seconds = self._config.attempt_limit_seconds(part.size_bytes)
-        error: StoreError | None = None
         try:
-            async with asyncio.timeout(limit_seconds):
-                info = await self._store.get_range(
+            fetch.check_size(
+                await self._store.get_range(
                     fetch.ref.key, part.start, part.end, into=attempt.into, tag=fetch.tag, begun=begun
                 )
-            fetch.check_size(info)
-        except StoreError as raised:
-            error = raised
-        except TimeoutError as raised:
-            error = DeadlineError(
-                f"{fetch.name}: bytes {part.start} to {part.end} did not arrive within {limit_seconds:g} s; on a very "
-                "slow link, lower min_bytes_per_second"
             )
-            error.__cause__ = raised
+            race.succeed(attempt)
+        except StoreError as error:
+            attempt.error = error
+        except asyncio.CancelledError as error:
+            if not attempt.is_stopped or task.cancelling() - 1 > cancels:
+                raise
+            attempt.error = self._limit_error(fetch, part, error) if attempt.is_overdue else None
         finally:
             attempt.ended_seconds = loop.time()
-        self._record_attempt(fetch, part, attempt, error)
+            if attempt.is_stopped:
+                task.uncancel()
+        if not attempt.is_lost:
+            self._record_attempt(fetch, part, attempt)
+
+    def _limit_error(self, fetch: ObjectFetch, part: RangePart, cause: BaseException) -> DeadlineError:
+        limit_seconds = self._config.attempt_limit_seconds(part.size_bytes)
+        error = DeadlineError(
+            f"{fetch.name}: bytes {part.start} to {part.end} did not arrive within {limit_seconds:g} s; on a very "
+            "slow link, lower min_bytes_per_second"
+        )
+        error.__cause__ = cause
         return error
 
-    def _record_attempt(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, error: StoreError | None) -> None:
-        """Record an attempt that was not cancelled: counters, timings and the concurrency limit."""
+    def _record_attempt(self, fetch: ObjectFetch, part: RangePart, attempt: Attempt) -> None:
+        """Record an attempt that has ended itself: counters, timings and the concurrency limit."""
+        error, ended_seconds = attempt.error, asyncio.get_running_loop().time()
         if error is not None:
             if isinstance(error, ThrottledError):
-                self._aimd.record_throttle(attempt.sent_seconds, attempt.ended_seconds)
+                self._aimd.record_throttle(attempt.sent_seconds, ended_seconds)
                 self._limiter.limit = self._aimd.limit
             self.count_failure(fetch, error)
             return
-        seconds = attempt.ended_seconds - attempt.sent_seconds
+        seconds = ended_seconds - attempt.sent_seconds
         begun_seconds = attempt.begun_seconds
         self._counters.bytes += part.size_bytes
         self._hedges.times.observe(part.size_bytes, seconds)
@@ -342,12 +344,3 @@ class RangeReader:
             first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
         )
         self._limiter.limit = self._aimd.limit
-
-
-def _winner(race: _Race) -> asyncio.Task[StoreError | None] | None:
-    """Return the successful attempt that was sent first; None if there is none."""
-    return next((task for task in race if _has_succeeded(task)), None)
-
-
-def _has_succeeded(task: asyncio.Task[StoreError | None]) -> bool:
-    return task.done() and not task.cancelled() and task.result() is None
