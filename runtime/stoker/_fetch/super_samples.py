@@ -1,15 +1,16 @@
 """Reads super-samples into ring slots: whole, or only the wanted columns if that saves enough.
 
-There are two ways. One GET reads the whole object. Or one GET reads its head, which contains the offsets of the
+There are three ways. One GET reads the whole object. Or one GET reads its head, which contains the offsets of the
 columns, and a second round of requests reads the wanted columns to the same offsets in the slot as in the whole object,
-so that only the unused bytes between them differ.
+so that only the unused bytes between them differ. Of a wide super-sample, whose head has many small columns, one round
+of requests reads the header and the wanted columns, if they are fixed: the manifest determines their offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,13 @@ from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gathe
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_super_samples_read, mean_row_bytes, plan_reads
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
-from stoker._format.supersample import Head
+from stoker._format.supersample import Head, is_wide
+from stoker._format.wide import FixedLayout, fixed_layout, parse_checksums
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Sharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
+from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError
 
 MIN_SAVING = 0.3
@@ -83,6 +86,39 @@ def _plan_ranges(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequen
     return tuple(zip(reads.starts.tolist(), reads.ends.tolist(), strict=True))
 
 
+def wide_layout(manifest: Manifest, row: int) -> FixedLayout:
+    """Return the positions of the fixed columns of a manifest row's super-sample."""
+    rows = manifest.rows
+    return fixed_layout(manifest.schema, int(rows.samples[row]), int(rows.head_bytes[row]))
+
+
+def wide_parts(manifest: Manifest, names: Iterable[str], row: int) -> list[RangePart]:
+    """Return the ranges to read for fixed columns of a wide super-sample: its header, and the columns, merged."""
+    layout = wide_layout(manifest, row)
+    ranges = ((0, layout.header_bytes), *(layout.ranges[name] for name in names))
+    return [RangePart(start, end, start) for start, end in _plan_ranges(ranges, int(manifest.rows.size_bytes[row]))]
+
+
+def read_shares(manifest: Manifest, columns: Mapping[str, Column]) -> tuple[float, ...]:
+    """Return the ranges that are read of a super-sample for some columns, each as a fraction of its size.
+
+    Super-samples are assumed to be like the one with the most samples. Empty if the whole super-sample is read.
+    """
+    row = int(manifest.rows.samples.argmax())
+    size_bytes = int(manifest.rows.size_bytes[row])
+    if columns.keys() == manifest.schema.keys():
+        return ()
+    if is_wide(manifest.schema) and all(column.is_fixed for column in columns.values()):
+        sizes = [float(part.size_bytes) for part in wide_parts(manifest, columns, row)]
+    else:
+        rows = mean_row_bytes(manifest, columns)
+        sizes = [
+            float(manifest.rows.head_bytes[row]),
+            *(each * int(manifest.rows.samples[row]) for each in rows.values()),
+        ]
+    return tuple(size / size_bytes for size in sizes) if sum(sizes) <= (1.0 - MIN_SAVING) * size_bytes else ()
+
+
 class SuperSampleReader:
     """Reads items that are super-samples, by manifest row; fetches on the event loop, locates rows on any thread.
 
@@ -105,6 +141,9 @@ class SuperSampleReader:
         self.columns, self.copy_rows = columns, copy_rows
         self._manifest, self._fetcher, self._ring = manifest, fetcher, ring
         self._is_partial = columns.keys() != manifest.schema.keys()
+        self._is_wide = (
+            self._is_partial and is_wide(manifest.schema) and all(each.is_fixed for each in columns.values())
+        )
         self._starts_by_slot: dict[int, tuple[int, Mapping[str, int]]] = {}
         self._wanted_bytes = self._seen_bytes = 0
 
@@ -118,6 +157,8 @@ class SuperSampleReader:
         """
         manifest = self._manifest
         count = count_super_samples_read(manifest, order, partition)
+        if self._is_wide and (shares := read_shares(manifest, self.columns)):
+            return ReadForecast(count * len(shares), round(sum(shares) * manifest.size_bytes / len(manifest) * count))
         rows = mean_row_bytes(manifest, self.columns)
         head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
         wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
@@ -156,7 +197,7 @@ class SuperSampleReader:
                 self._record_contents(ref, slot, open_head(manifest, ref, data))
             elif await fetcher.tiers.read(object_ref, data):
                 self._record_contents(ref, slot, open_head(manifest, ref, data))
-            else:
+            elif not (self._is_wide and await self._fetch_wide(ref, slot, data, urgent)):
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
                 parts = [
                     piece
@@ -167,6 +208,29 @@ class SuperSampleReader:
                     verify = partial(self._verify, head)
                     await fetcher.fetch_ranges(object_ref, parts, into=data, verify=verify, urgent=urgent)
         return slot
+
+    async def _fetch_wide(self, ref: int, slot: int, data: memoryview, urgent: bool) -> bool:
+        """Read the wanted columns of a wide super-sample; return False if its header does not have their checksums."""
+        object_ref, layout = self._manifest.ref(ref), wide_layout(self._manifest, ref)
+        parts = wide_parts(self._manifest, self.columns, ref)
+        pieces = [piece for part in parts for piece in self._fetcher.split(part, urgent=urgent)]
+        verify = partial(self._verify_wide, object_ref, layout)
+        await self._fetcher.fetch_ranges(object_ref, pieces, into=data, verify=verify, urgent=urgent)
+        if self._is_wide:
+            self._starts_by_slot[slot] = ref, {name: layout.ranges[name][0] for name in self.columns}
+            self._wanted_bytes += sum(part.size_bytes for part in parts)
+            self._seen_bytes += object_ref.size_bytes
+        return self._is_wide
+
+    def _verify_wide(self, ref: ObjectRef, layout: FixedLayout, data: memoryview) -> None:
+        checksums = parse_checksums(data[: layout.header_bytes], layout, ref)
+        if checksums is None:  # packed before headers had them
+            self._is_wide = False
+            return
+        for name in self.columns:
+            start, end = layout.ranges[name]
+            if crc32c(data[start:end]) != checksums[name]:
+                raise ChecksumError(f"{ref.key}: column {name!r} is not what was packed: its checksum differs")
 
     def _verify(self, head: Head, data: memoryview) -> None:
         for name in self.columns:
@@ -218,10 +282,16 @@ def locate_values(
         rows: ``int64 [samples]``, row in that super-sample.
     """
 
-    def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
-        starts = bases + np.array([each[tensor] for each in tensor_starts], np.int64)
-        offsets: NDArray[np.int64] = starts[indices] + rows * row_bytes
+    @cache
+    def row_offsets(row_bytes: int) -> NDArray[np.int64]:
+        offsets: NDArray[np.int64] = bases[indices] + rows * row_bytes
         return offsets
+
+    def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
+        starts = [each[tensor] for each in tensor_starts]
+        if starts.count(starts[0]) == len(starts):  # as in all super-samples of one size
+            return row_offsets(row_bytes) + starts[0]
+        return row_offsets(row_bytes) + np.array(starts, np.int64)[indices]
 
     located: dict[str, ValueLocations] = {}
     for name, column in columns.items():

@@ -34,6 +34,9 @@ SMALL_ROW_BYTES = 64
 MAX_SUPER_SAMPLE_BYTES = 32 << 20
 MAX_OBJECT_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
 CHECKSUMS = "__crc32c__"
+COLUMN_CHECKSUMS = "columns_crc32c"
+MIN_WIDE_COLUMNS = 16
+"""Minimum number of small columns from which the header has the checksum of every fixed column."""
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _ORDINAL = re.compile(r"[0-9]{1,9}", re.ASCII)
 _CRC32C = re.compile(r"[0-9a-f]{8}", re.ASCII)
@@ -107,6 +110,17 @@ def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[
     return tensorfile.lay_out([*offsets, *small, *fixed, *ragged])
 
 
+def tensors_of_fixed_columns(schema: Schema, samples: int) -> tuple[tensorfile.TensorInfo, ...]:
+    """Return the tensors of a super-sample up to the last fixed column; their positions do not depend on others."""
+    layout = _layout(schema, samples, dict.fromkeys(schema, 0))
+    return tuple(tensor for tensor in layout if tensor.name not in schema or schema[tensor.name].is_fixed)
+
+
+def is_wide(schema: Schema) -> bool:
+    """Return whether the header has the checksum of every fixed column, so that a few of many can be read."""
+    return sum(map(is_small, schema.values())) >= MIN_WIDE_COLUMNS
+
+
 class SuperSampleBuilder:
     """Collects samples and encodes them as one super-sample.
 
@@ -154,8 +168,9 @@ class SuperSampleBuilder:
         samples = len(self)
         if not samples:
             raise SchemaError("a super-sample needs at least one sample")
+        column_checksums = self._column_checksums() if is_wide(self.schema) else {}
         data, tensors = self._take_data(samples)
-        metadata = {
+        metadata = column_checksums | {
             "stoker": FORMAT,
             "dataset": origin.dataset,
             "run": origin.run,
@@ -174,6 +189,11 @@ class SuperSampleBuilder:
             head_crc32c=head_crc32c,
             crc32c=crc32c(memoryview(whole)[head_bytes:], head_crc32c),
         )
+
+    def _column_checksums(self) -> dict[str, str]:
+        """Return the header's metadata with the checksum of every fixed column, in the schema's order."""
+        fixed = [values for values, column in zip(self._values, self.schema.values(), strict=True) if column.is_fixed]
+        return {COLUMN_CHECKSUMS: "".join(f"{crc32c(b''.join(values)):08x}" for values in fixed)}
 
     def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.TensorInfo, ...]]:
         """Return the data section and its tensors, and reset the builder."""
