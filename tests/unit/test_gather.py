@@ -161,3 +161,14 @@ def test_elements_have_the_holders_dtype(name: str) -> None:
     assert values.elements.shape == (3, 2)
     assert values.elements.dtype == column.dtype.holder
     assert values[1].shape == (2, 2)
+
+
+@pytest.mark.parametrize("row_bytes", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rows_are_copied_from_any_address(row_bytes: int, shift: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    addresses = np.array([5, 0, 17, 5]) * row_bytes + shift
+    rows = gather_rows(data.data, addresses, row_bytes)
+    assert rows.tolist() == [data[start : start + row_bytes].tolist() for start in addresses.tolist()]
+    with pytest.raises(IndexError):
+        gather_rows(data.data, np.array([1000 // row_bytes * row_bytes + shift]), row_bytes)
