@@ -83,14 +83,19 @@ class PlannedTraining(Scenario):
         return self.feed.batch_size / self.samples_per_second
 
     @property
+    def read_bytes(self) -> float:
+        """Number of bytes read in an epoch, without a cache."""
+        return self.manifest.size_bytes * (sum(self.read_shares) or 1.0)
+
+    @property
     def sample_bytes(self) -> float:
-        """Average size of a sample, including its part of heads and padding, in bytes."""
-        return self.manifest.size_bytes / self.manifest.samples
+        """Average size of what is read of a sample, including its part of heads and padding, in bytes."""
+        return self.read_bytes / self.manifest.samples
 
     @property
     def hit_rate(self) -> float:
         """Fraction of its super-samples that a rank finds in a settled cache, 0 to 1."""
-        if self.cache is None:
+        if self.cache is None or self.read_shares:  # single columns are not cached
             return 0.0
         caches = self.feed.world_size if self.cache.is_per_rank else self.nodes
         share_bytes = self.manifest.size_bytes / caches
@@ -233,10 +238,10 @@ def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) ->
     first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
     concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, slots_ahead))
     rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
-    gets = missed * len(workload.manifest)
+    gets = missed * len(workload.manifest) * max(1, len(workload.read_shares))
     return EpochBound(
         compute_seconds=workload.steps * workload.step_seconds,
-        transfer_seconds=missed * workload.manifest.size_bytes / nodes / rate,
+        transfer_seconds=missed * workload.read_bytes / nodes / rate,
         request_seconds=gets / nodes * first_byte_seconds / concurrency,
         rate_seconds=gets / bucket.requests_per_second,
     )
@@ -358,8 +363,9 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
     # A part of few steps leaves out a large share of its samples, with its incomplete last step.
     slower = max(1.0, workload.steps * workload.step_seconds / (small.steps * small.step_seconds))
     begun = _first_batch_seconds(cold)
-    lasting = _forecast_later_epoch(cold, each_for)
-    first = _forecast_epoch(cold, 0, each_for).add(lasting.scale(growth - 1.0, slower - 1.0))
+    ranges = max(1, len(workload.read_shares))
+    lasting = _forecast_later_epoch(cold, each_for, ranges)
+    first = _forecast_epoch(cold, 0, each_for, ranges).add(lasting.scale(growth - 1.0, slower - 1.0))
     first = first.delay(workload.start_seconds)
     ahead = int((slots.slots - slots.window_slots - slots.hedge_slots) / slots.item_slots)
     bound = epoch_bound(workload, ahead, hit_rate)
@@ -367,7 +373,7 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
         first_batch_seconds=workload.start_seconds + begun,
         first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
         first=first,
-        later=_forecast_later_epoch(settled, each_for).scale(growth, slower).extend_to(bound.seconds),
+        later=_forecast_later_epoch(settled, each_for, ranges).scale(growth, slower).extend_to(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
         simulated=min(1.0, 1.0 / growth),
@@ -433,17 +439,18 @@ def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: fl
     return lambda feed, _: [SettledTier(devices[feed.rank // readers], hit_rate)]
 
 
-def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float) -> EpochForecast:
+def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: int) -> EpochForecast:
     """Return the forecast of an epoch from a run in which each rank represents ``each_for`` ranks.
 
-    Fetches ahead count in the epoch that uses them. The ranges into which the first super-samples of a run are split
-    count as requests of its first epoch; hedges are spread over all epochs.
+    A super-sample is read in ``ranges`` requests. Fetches ahead count in the epoch that uses them. The ranges into
+    which the first super-samples of a run are split count as requests of its first epoch; hedges are spread over all
+    epochs.
     """
     results = run.of_epoch(epoch)
     slowest = max(results, key=lambda each: each.seconds)
     # Ranks in step also wait for the slowest one.
     wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
-    reads_of = [sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
+    reads_of = [ranges * sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
     hits = sum(each.tier_hits.total() for each in run.epochs)
     hedges = sum(each.hedges for each in run.epochs)
     missed = 1.0 - hits / sum(reads_of)
@@ -463,7 +470,7 @@ def _epoch_count(run: SimulationResult) -> int:
     return run.epochs[-1].epoch + 1
 
 
-def _forecast_later_epoch(run: SimulationResult, each_for: float) -> EpochForecast:
+def _forecast_later_epoch(run: SimulationResult, each_for: float, ranges: int) -> EpochForecast:
     """Return the forecast of a later epoch: the mean of all but the first and the last."""
-    several = [_forecast_epoch(run, epoch, each_for) for epoch in range(1, _epoch_count(run) - 1)]
+    several = [_forecast_epoch(run, epoch, each_for, ranges) for epoch in range(1, _epoch_count(run) - 1)]
     return reduce(EpochForecast.add, several).scale(1.0 / len(several))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, Positive
@@ -22,7 +23,7 @@ from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig, PipelineConfig
-from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
@@ -126,6 +127,7 @@ class Scenario(BoundedConfig):
         seed: seed of latencies and errors; the order has its own.
         draws_by_object: whether the draws for a request depend only on its object and on the number of earlier
             requests for it, so that runs with different settings can be compared.
+        read_shares: ranges that are read of a super-sample, each as a fraction of its size; empty for all of it.
     """
 
     manifest: Manifest
@@ -142,6 +144,7 @@ class Scenario(BoundedConfig):
     warm: WarmTierModel | None = None
     seed: int = 0
     draws_by_object: bool = False
+    read_shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)
@@ -217,8 +220,20 @@ class _SimulatedRank:
         return self._ring.count_slots(int(self.manifest.rows.size_bytes[ref]))
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
-        """Fetch a super-sample by its row number, for the prefetcher."""
-        return await self._fetcher.fetch(self.manifest.ref(ref), urgent=urgent)
+        """Fetch a super-sample by its row number, or the ranges of it that are read, for the prefetcher."""
+        object_ref, shares = self.manifest.ref(ref), self.scenario.read_shares
+        if not shares:
+            return await self._fetcher.fetch(object_ref, urgent=urgent)
+        ends = [int(end * object_ref.size_bytes) for end in accumulate(shares)]
+        with self._ring.fill_slot(object_ref.key, object_ref.size_bytes) as slot:
+            await self._fetcher.fetch_ranges(
+                object_ref,
+                [RangePart(start, end, start) for start, end in pairwise([0, *ends]) if start < end],
+                into=self._ring.view(slot, object_ref.size_bytes),
+                verify=lambda _: None,
+                urgent=urgent,
+            )
+        return slot
 
     async def run(self) -> list[EpochResult]:
         """Train all epochs and return one result for each.

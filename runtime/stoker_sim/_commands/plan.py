@@ -18,6 +18,7 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.machine import inspect_machine
 from stoker._diagnostics.probe import MIN_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker._fetch.config import Continuous, NextBatch, PipelineConfig, Schedule
+from stoker._fetch.super_samples import read_shares
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
 from stoker._stores.object_store import price_key
@@ -70,6 +71,8 @@ def configure(parser: ArgumentParser) -> None:
     node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="distance to the bucket")
     now = parser.add_argument_group("present settings of each rank's loader", "by default those of Loader")
     now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="samples per rank (default: 256)")
+    names = "columns that are read, separated by commas (default: all)"
+    now.add_argument("--columns", type=_split_names, metavar="NAMES", help=names)
     shuffles, shuffled = get_args(Shuffle), "kind of shuffle (default: window; full cannot be planned)"
     now.add_argument("--shuffle", choices=shuffles, default="window", help=shuffled)
     now.add_argument("--window", type=positive, default=8, metavar="N", help="window in super-samples (default: 8)")
@@ -78,6 +81,10 @@ def configure(parser: ArgumentParser) -> None:
     now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="schedule (default: continuous)")
     add_json(parser)
     parser.set_defaults(example="stoker plan s3://bucket/dataset --gpu-rate 3000 --nodes 4 --ranks-per-node 8")
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def run(args: Namespace) -> int:
@@ -119,7 +126,11 @@ async def _measure(
         if not manifest.samples:
             raise ConfigError(f"{args.url} holds no samples yet: pack some before you plan")
         workload = PlannedTraining(
-            manifest=manifest, feed=feed, samples_per_second=args.gpu_rate, ranks_per_node=args.ranks_per_node
+            manifest=manifest,
+            feed=feed,
+            samples_per_second=args.gpu_rate,
+            ranks_per_node=args.ranks_per_node,
+            read_shares=read_shares(manifest, manifest.schema.select(args.columns)),
         )
         measured = None
         if args.first_byte is None or args.bandwidth is None:

@@ -104,6 +104,31 @@ def test_money_is_what_requests_and_waiting_cost(bucket: LocalBucket, capsys: py
     assert away["dollars"] > later["dollars"]
 
 
+def test_columns_that_are_read_are_planned(bucket: LocalBucket, capsys: pytest.CaptureFixture[str]) -> None:
+    url = "s3://stoker/data"
+    names = [f"f{number}" for number in range(20)]
+    schema = {name: stoker.Array("float64") for name in names} | {"image": stoker.Array("uint8", (2048,))}
+    image = np.zeros(2048, np.uint8)
+    with stoker.Packer(url, schema=schema, super_sample_bytes=1 << 19) as packer:
+        packer.extend({"image": image} | dict.fromkeys(names, float(number)) for number in range(SAMPLES))
+    found = planned(capsys, url, *GIVEN, "--batch-size", "100", "--columns", "f0,f1")["given"]
+    before, sent = bucket.counts.requests["GetObject"], bucket.counts.bytes_out
+    with Loader(url, batch_size=100, columns=["f0", "f1"], epochs=1, fetch=FetchConfig(hedge=False)) as loader:
+        assert sum(len(batch["f0"]) for batch in loader) == SAMPLES
+        plan = loader.plan
+    manifest = 1
+    assert bucket.counts.requests["GetObject"] - before == plan.get_requests + manifest
+    assert plan.get_requests == found["later"]["requests"]
+    assert bucket.counts.bytes_out - sent == pytest.approx(found["later"]["read_bytes"], rel=0.2)
+    assert found["later"]["read_bytes"] < 0.3 * planned(capsys, url, *GIVEN)["given"]["later"]["read_bytes"]
+
+
+def test_an_unknown_column_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(str(tmp_path / "d"), 8192)
+    assert main(["plan", str(tmp_path / "d"), *GIVEN, "--columns", "data,other"]) == 2
+    assert "other" in capsys.readouterr().err
+
+
 def test_what_is_shown_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack(str(tmp_path / "d"), 8192)
     assert main(["plan", str(tmp_path / "d"), *GIVEN, "--window", "1", "--price-of-hour", "30"]) == 0
