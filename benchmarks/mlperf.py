@@ -8,13 +8,14 @@ The figures are no result of MLPerf Storage: docs/performance.md says what diffe
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -23,7 +24,9 @@ import numpy as np
 import stoker
 from benchmarks.accelerators import Run, run_accelerators, utilization
 from benchmarks.document import table
+from stoker._format.manifest import ManifestRows, PackRun, object_key
 from stoker._format.schema import Column
+from stoker._format.versions import commit, read_manifest
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 
 LINK = PROFILES["cloud"]
@@ -53,6 +56,8 @@ class Workload:
         epochs: number of epochs.
         columns: names of the columns to read; None for all.
         memory: memory budget of each loader.
+        super_sample_bytes: target size of super-samples.
+        copies: how many times each super-sample is stored, if packing all samples would take too long.
     """
 
     title: str
@@ -66,6 +71,8 @@ class Workload:
     epochs: int
     columns: Sequence[str] | None = None
     memory: str = "512MB"
+    super_sample_bytes: int = 8 << 20
+    copies: int = 1
 
     @property
     def batch_bytes(self) -> float:
@@ -110,6 +117,28 @@ def arrays(sizes: Mapping[str, int]) -> Samples:
 FLUX = {"text": 524_328, "prompt": 409, "mean": 8_232, "variance": 8_232, "timestep": 7}
 """Column of a Flux sample → its number of ``float32`` elements."""
 
+_READ = {"float64": 5, "float32": 27, "float16": 4, "int8": 4}
+_UNREAD = {"float64": 44, "float32": 28, "float16": 49, "int8": 39}
+"""Element types of the 40 columns of a DLRM sample that are read, and of the 160 others → number of columns."""
+
+
+def scalars(prefix: str, counts: Mapping[str, int]) -> dict[str, Column]:
+    """Return scalar columns, by name."""
+    return {f"{prefix}_{dtype}_{n}": stoker.Array(dtype) for dtype, count in counts.items() for n in range(count)}
+
+
+DLRM_READ, DLRM_UNREAD = scalars("read", _READ), scalars("unread", _UNREAD)
+
+
+def dlrm_samples(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield samples with all columns of DLRM."""
+    columns = stoker.Schema(DLRM_READ | DLRM_UNREAD)
+    dtypes = {name: column.dtype.holder for name, column in columns.items()}
+    while True:
+        numbers = dict(zip(dtypes, rng.integers(0, 100, len(dtypes)).tolist(), strict=True))
+        yield {name: dtype.type(numbers[name]) for name, dtype in dtypes.items()}
+
+
 WORKLOADS = {
     "resnet50": Workload(
         title="ResNet-50",
@@ -143,6 +172,21 @@ WORKLOADS = {
         samples=arrays(FLUX),
         steps=4,
         epochs=4,
+    ),
+    "dlrm": Workload(
+        title="DLRM",
+        batch_size=16_384,
+        step_seconds=0.000375,
+        min_utilization=0.70,
+        sample_bytes=sum(column.element_bytes for column in DLRM_READ.values()),
+        schema=DLRM_READ | DLRM_UNREAD,
+        samples=dlrm_samples,
+        steps=78,
+        epochs=20,
+        columns=tuple(DLRM_READ),
+        memory="1GB",
+        super_sample_bytes=32 << 20,
+        copies=64,
     ),
 }
 
@@ -219,9 +263,7 @@ def measure(name: str, *, quick: bool) -> Figures:
     )
     with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
         os.environ.update(bucket.environment())
-        with stoker.Packer(url, schema=workload.schema) as packer:
-            samples = workload.samples(np.random.default_rng(0))
-            packer.extend(islice(samples, steps * count * workload.batch_size))
+        pack(url, workload, steps * count * workload.batch_size)
         bucket.reshape(LINK)
         predicted = predict(run)
         times = run_accelerators(run)
@@ -236,15 +278,42 @@ def measure(name: str, *, quick: bool) -> Figures:
     )
 
 
+def pack(url: str, workload: Workload, samples: int) -> None:
+    """Write at least a number of samples, each super-sample as often as the workload says."""
+    with stoker.Packer(url, schema=workload.schema, super_sample_bytes=workload.super_sample_bytes) as packer:
+        packer.extend(islice(workload.samples(np.random.default_rng(0)), -(-samples // workload.copies)))
+    if workload.copies > 1:
+        asyncio.run(copy_super_samples(url, workload.copies))
+
+
+async def copy_super_samples(url: str, copies: int) -> None:
+    """Store the super-samples of a data set several times, and commit a version with all of them."""
+    store = stoker.open_store(url)
+    try:
+        packed = await read_manifest(store)
+        run, count = packed.runs[0].run, len(packed)
+        for row in range(count):
+            data, _ = await store.get(packed.key(row))
+            for copy in range(1, copies):
+                await store.put(object_key(run, copy * count + row), data)
+        rows = ManifestRows.of([packed.rows.record(row, 0) for row in range(count)] * copies)
+        runs = (PackRun(run, 0, copies * count),)
+        await commit(store, lambda _: replace(packed, version=packed.version + 1, rows=rows, runs=runs))
+    finally:
+        await store.close()
+
+
 def predict(run: Run) -> float:
     """Return the AU of a run that `stoker plan` predicts: the mean of its epochs."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "--gpu-rate": run.batch_size / run.step_seconds,
         "--ranks-per-node": run.accelerators,
         "--batch-size": run.batch_size,
         "--loader-memory": run.memory,
         "--epochs": run.epochs,
     }
+    if run.columns is not None:
+        arguments["--columns"] = ",".join(run.columns)
     flags = [str(each) for pair in arguments.items() for each in pair]
     command = [sys.executable, "-m", "stoker.cli", "plan", run.url, *flags, "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["given"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from benchmarks import mlperf
 from benchmarks.accelerators import EpochTimes, Run, run_accelerators, utilization
-from benchmarks.mlperf import FLUX, LINK, LINK_SHARE, WORKLOADS, Figures, Workload
+from benchmarks.mlperf import DLRM_READ, DLRM_UNREAD, FLUX, LINK, LINK_SHARE, WORKLOADS, Figures, Workload, noise
 
 import stoker
+from stoker_local import running_bucket
+from stoker_torch import Loader
 
 assert LINK.total_bytes_per_second is not None
 USABLE = LINK_SHARE * LINK.total_bytes_per_second
@@ -44,10 +47,23 @@ def test_as_many_accelerators_run_as_the_link_supplies(name: str, count: int) ->
 
 
 def test_a_step_is_longer_if_the_link_cannot_supply_one_accelerator() -> None:
-    workload = replace(WORKLOADS["resnet50"], step_seconds=0.001)
+    workload = WORKLOADS["dlrm"]
     count, step_seconds = workload.accelerators(USABLE)
     assert count == 1
+    assert step_seconds > workload.step_seconds
     assert workload.batch_bytes / step_seconds == pytest.approx(USABLE)
+
+
+def test_super_samples_are_stored_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = replace(WORKLOADS["flux"], schema={"data": stoker.Bytes()}, samples=noise(lambda _: 1000), copies=3)
+    with running_bucket() as bucket:
+        for name, value in bucket.environment().items():
+            monkeypatch.setenv(name, value)
+        mlperf.pack("s3://stoker/data", replace(workload, super_sample_bytes=4096), 20)
+        with Loader("s3://stoker/data", batch_size=7, epochs=1) as loader:
+            values = [bytes(value) for batch in loader for value in batch["data"]]
+    assert len(values) == 21
+    assert sorted(Counter(values).values()) == [3] * 7
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
@@ -68,8 +84,11 @@ def test_the_parameters_are_those_of_the_published_configurations() -> None:
         "resnet50": (400, 0.224, 0.90, 114_660),
         "retinanet": (24, 0.0476, 0.85, 322_957),
         "flux": (48, 1.35, 0.90, 2_164_832),
+        "dlrm": (16_384, 0.000375, 0.70, 160),
     }
     assert len(FLUX) == 5
+    dlrm = DLRM_READ | DLRM_UNREAD
+    assert (len(DLRM_READ), len(dlrm), sum(each.element_bytes for each in dlrm.values())) == (40, 200, 761)
 
 
 @pytest.mark.parametrize(("measured", "predicted", "verdict"), [(0.9, 0.919, "met"), (0.89, 0.89, "**missed**")])
