@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 _MIN_BUSY_SECONDS = 0.002
 """A loop that asks for the next batch sooner is not busy: a batch from another thread would come later, not sooner."""
+_LEAVE_SECONDS = 0.001
+"""Time that a busy consumer has to return to its work before the next value is prepared."""
 
 
 class DoubleBuffer(Generic[T]):
@@ -103,7 +105,7 @@ class DoubleBuffer(Generic[T]):
         was_busy = self._delivered_seconds is not None and asked_seconds - self._delivered_seconds > _MIN_BUSY_SECONDS
         self._delivered_seconds = time.perf_counter()
         if was_busy and self._remaining and self._thread is not None:
-            self._thread.call_soon(_prepare_in_executor, weakref.ref(self))
+            self._thread.call_soon(_prepare_soon, weakref.ref(self))
         return batch
 
     def prepare(self) -> None:
@@ -135,6 +137,11 @@ class DoubleBuffer(Generic[T]):
         if self._pid == os.getpid():  # a forked child has none of the threads, and what they locked stays locked
             with self._lock:
                 self._ready = None
+
+
+def _prepare_soon(reference: weakref.ref[DoubleBuffer[T]]) -> None:
+    """Prepare a value once the consumer has had time to leave its call; both threads need the interpreter lock."""
+    asyncio.get_running_loop().call_later(_LEAVE_SECONDS, _prepare_in_executor, reference)
 
 
 def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
+import os
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +20,27 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pag
 
 def resident_pages(memory: memoryview) -> int:
     """Return how many pages of a mapping are in memory, without touching any."""
-    address = first_touch.address_of(memory)
-    with Path("/proc/self/smaps").open() as smaps:
-        lines = iter(smaps)
-        for line in lines:
-            begin = line.split("-")[0]
-            if line[0] in "0123456789abcdef" and "-" in line.split(" ")[0] and int(begin, 16) == address:
-                rss = next(each for each in lines if each.startswith("Rss:"))
-                return int(rss.split()[1]) * 1024 // mmap.PAGESIZE
-    raise AssertionError("no such mapping")
+    states = (ctypes.c_ubyte * -(-memory.nbytes // mmap.PAGESIZE))()
+    address = ctypes.c_void_p(first_touch.address_of(memory))
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(memory.nbytes), states) == 0
+    return sum(state & 1 for state in states)
+
+
+@linux
+def test_a_forked_child_sees_zeros_and_shares_nothing() -> None:
+    memory = anonymous_memory(4 * mmap.PAGESIZE)
+    memory[:3] = b"abc"
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, memory[:3])
+        memory[:3] = b"xyz"
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 3) == b"\0\0\0"
+    assert bytes(memory[:3]) == b"abc"
+    os.close(read)
+    os.close(write)
 
 
 @linux

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -84,22 +82,6 @@ def test_a_view_longer_than_a_slot_is_refused() -> None:
     assert slot is not None
     with pytest.raises(RingStateError, match="101 bytes do not fit in slots of 100"):
         ring.view(slot, 101)
-
-
-def test_a_child_reads_its_parent_s_writes_through_the_shared_mapping() -> None:
-    ring = Ring(1, 8)
-    slot = ring.acquire()
-    assert slot is not None
-    seen, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(seen, 1)
-        os._exit(0 if bytes(ring.view(slot, 3)) == b"hot" else 1)
-    ring.view(slot, 3)[:] = b"hot"
-    os.write(tell, b"!")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(seen)
-    os.close(tell)
 
 
 def test_views_keep_the_memory_alive_after_the_ring_is_gone() -> None:

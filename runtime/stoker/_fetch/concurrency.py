@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from statistics import median
 from typing import NamedTuple
 
@@ -28,11 +29,12 @@ STEP_THRESHOLD = 0.2
 much. Less than 0.5, since an idle link costs more than a few connections too many."""
 BDP_GAIN = 2.0
 """Minimum limit as a multiple of the bandwidth-delay product in requests."""
+_RECENT_REQUESTS = 8
 PATIENCE_ROUNDS = 8
 """Number of rounds to wait after steps in both directions were rejected."""
 
 
-class _CompletedRequest(NamedTuple):
+class CompletedRequest(NamedTuple):
     size_bytes: int
     seconds: float
     first_byte_seconds: float
@@ -60,7 +62,7 @@ class AimdLimit:
         self._rejected_steps = 0  # consecutive steps that were not kept
         self._rounds_to_wait = 0
         self._last_cut_seconds = float("-inf")
-        self._round: list[_CompletedRequest] = []
+        self._round: list[CompletedRequest] = []
         self._saturated = 0
         self._min_byte_seconds = float("inf")  # seconds per byte of the fastest transfer
         self._min_first_byte_seconds = float("inf")  # the smallest median of a round
@@ -77,7 +79,7 @@ class AimdLimit:
             saturated: whether other requests were waiting for the limit.
             first_byte_seconds: time from sending to the first byte; None if the store does not report it.
         """
-        request = _CompletedRequest(size_bytes, seconds, first_byte_seconds or 0.0)
+        request = CompletedRequest(size_bytes, seconds, first_byte_seconds or 0.0)
         byte_seconds = (seconds - request.first_byte_seconds) / max(1, size_bytes)
         self._min_byte_seconds = min(self._min_byte_seconds, byte_seconds)
         if self._settling_completions > 0 or seconds <= 0.0:
@@ -156,6 +158,44 @@ class AimdLimit:
     def _begin_round(self) -> None:
         self._round.clear()
         self._saturated = 0
+
+
+class LinkUse:
+    """Estimates which fraction of the requests in flight is enough to fill the link.
+
+    By Little's law, that is the time that a request takes alone on the link, as a fraction of the time that it takes.
+    The time alone is that of the first byte, and that of the others; each is the smallest median of 8 requests in
+    succession so far, since a single request may be fast by chance.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[CompletedRequest] = deque(maxlen=_RECENT_REQUESTS)
+        self._min_first_byte_seconds = self._min_byte_seconds = math.inf
+
+    def record(self, request: CompletedRequest) -> None:
+        """Record a completed request."""
+        if request.seconds <= 0.0 or not request.size_bytes:
+            return
+        self._recent.append(request)
+        if len(self._recent) < _RECENT_REQUESTS:
+            return
+        first_byte_seconds = median(each.first_byte_seconds for each in self._recent)
+        byte_seconds = median((each.seconds - each.first_byte_seconds) / each.size_bytes for each in self._recent)
+        self._min_first_byte_seconds = min(self._min_first_byte_seconds, first_byte_seconds)
+        self._min_byte_seconds = min(self._min_byte_seconds, byte_seconds)
+
+    @property
+    def useful_fraction(self) -> float:
+        """The fraction, 0 to 1; 1 before 8 requests."""
+        if len(self._recent) < _RECENT_REQUESTS:
+            return 1.0
+        return min(
+            1.0,
+            median(
+                (self._min_first_byte_seconds + each.size_bytes * self._min_byte_seconds) / each.seconds
+                for each in self._recent
+            ),
+        )
 
 
 _BURST_SECONDS = 0.1

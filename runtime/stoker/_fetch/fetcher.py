@@ -86,6 +86,11 @@ class Fetcher:
         self._use_tags = True
 
     @property
+    def useful_fraction(self) -> float:
+        """Fraction of the requests in flight, 0 to 1, that is enough to fill the link to the store."""
+        return self._reader.link.useful_fraction
+
+    @property
     def stats(self) -> FetchCounters:
         """A copy of the current counters."""
         counted = {each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)}

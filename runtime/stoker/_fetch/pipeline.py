@@ -20,10 +20,11 @@ from stoker._base.threads import LoopThread
 from stoker._cache.index import CacheTierStatistics, ManagedTier, TierSet
 from stoker._cache.tiers import track_positions
 from stoker._fetch.batch_stream import Batch, BatchStream, RowReader, StepQueue, StoredDataset, StreamCounters
-from stoker._fetch.config import FetchCounters, PipelineConfig
+from stoker._fetch.config import Continuous, FetchCounters, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.groups import HeadMemory, SampleGroupReader
+from stoker._fetch.look_ahead import LookAhead
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadForecast, ReadLimits
 from stoker._fetch.super_samples import SuperSampleReader
@@ -134,6 +135,12 @@ class OpenDataset:
     def first_touch(self) -> PagePrefaulter:
         """Touches the pages that the ring fills first."""
         return PagePrefaulter(self.ring.memory[:_FIRST_TOUCH_BYTES])
+
+    def look_ahead(self) -> LookAhead:
+        """Return a limit of the items to fetch ahead."""
+        manifest = self.dataset.manifest
+        item_bytes = self.slots.slot_bytes if self.slots.holds_groups else manifest.size_bytes / len(manifest)
+        return LookAhead(item_bytes, lambda: self.fetcher.useful_fraction)
 
     def forecast(self) -> ReadForecast:
         """Return the expected requests and bytes of an epoch of this rank."""
@@ -289,6 +296,7 @@ class BatchPipeline:
             self.config.schedule,
             queue.next_item,
             hedge_slots=dataset.slots.hedge_slots,
+            look_ahead=dataset.look_ahead() if isinstance(self.config.schedule, Continuous) else None,
             recorder=self._recorder,
         )
         return BatchStream(queue, prefetcher, dataset.reader, dataset.first_touch, self._thread, self.counters)

@@ -8,7 +8,8 @@ it waits, and fetches in flight, which cannot be moved, end.
 A run starts slowly: the items of the first step are fetched alone, then three items at a time, and one more with each
 arrival, up to eight at once. Concurrent fetches share the bandwidth and arrive together, late; limiting them makes the
 next item arrive first. The first 16 items are read in parallel ranges: after them, enough items are ahead of the
-consumer to read whole ones.
+consumer to read whole ones. From then on a :class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that
+a run uses no more new memory than the link needs, and fills the ring with time.
 
 A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
 the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
@@ -19,14 +20,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.config import Progress, Schedule
+from stoker._fetch.look_ahead import LookAhead
 from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import (
     ChecksumError,
@@ -114,6 +116,7 @@ class Prefetcher(Generic[Ref]):
         schedule: decides how far ahead to fetch.
         items: returns the next item, or None after the last.
         hedge_slots: number of slots that admission leaves free for hedges.
+        look_ahead: limit of the items that are issued and not used yet; None for no limit but the ring's.
         recorder: records the fetches; None for no record.
 
     Attributes:
@@ -128,6 +131,7 @@ class Prefetcher(Generic[Ref]):
         items: Callable[[], Item[Ref] | None],
         *,
         hedge_slots: int,
+        look_ahead: LookAhead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         if hedge_slots < 0 or ring.slots - hedge_slots < schedule.needed_slots:
@@ -150,6 +154,7 @@ class Prefetcher(Generic[Ref]):
         self._first_step: int | None = None
         self._first_missing = 0
         self._start_items = _START_ITEMS
+        self._look_ahead, self._last_step, self._step_items, self._most_step_items = look_ahead, -1, 0, 0
 
     async def run(self) -> None:
         """Fetch until the items are exhausted and every fetch has ended.
@@ -278,14 +283,15 @@ class Prefetcher(Generic[Ref]):
                 await self._issue(fetches, self._retry_items.popleft(), 0.0)
             elif item is not None and self._may_issue(item):
                 self.stats.issued += 1
-                self._first_missing += item.step == self._first_step
+                self._count_step_items(item)
                 await self._issue(fetches, item, idle_seconds)
                 item, idle_seconds = self._next_item(), 0.0
             else:
                 is_idle = not self._in_flight
                 self._changed.clear()
                 begun_seconds = loop.time()
-                await self._changed.wait()
+                with self._growing():
+                    await self._changed.wait()
                 idle_seconds += is_idle * (loop.time() - begun_seconds)
 
     async def _issue(self, fetches: asyncio.TaskGroup, item: Item[Ref], idle_seconds: float) -> None:
@@ -303,7 +309,7 @@ class Prefetcher(Generic[Ref]):
         if self._first_step is None:
             self._first_step = item.step
         waited_for = item.index <= self._last_wanted
-        if item.step != self._first_step and not waited_for and self._is_start_limited():
+        if item.step != self._first_step and not waited_for and (self._is_start_limited() or self._is_far_ahead()):
             return False
         free = self._ring.free - self._claimed_slots - (0 if waited_for else self._hedge_slots)
         if free < self._reader.count_slots(item.ref) or not self._fits(item):
@@ -330,6 +336,32 @@ class Prefetcher(Generic[Ref]):
         is_starting = self._start_items < _MAX_START_ITEMS
         return bool(self._first_missing) or (is_starting and self._in_flight >= self._start_items)
 
+    def _count_step_items(self, item: Item[Ref]) -> None:
+        """Count an item that is being issued among those that its step is the first to use."""
+        if item.step == self._first_step:
+            self._first_missing += 1
+            return
+        self._step_items = self._step_items + 1 if item.step == self._last_step else 1
+        self._last_step, self._most_step_items = item.step, max(self._most_step_items, self._step_items)
+
+    @contextmanager
+    def _growing(self) -> Iterator[None]:
+        """During the block, report a change when the look-ahead allows one more item, if that is what is waited for."""
+        if self._look_ahead is None or not self._ring.free or not self._is_far_ahead():
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(self._look_ahead.seconds_to_growth(), self._changed.set)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _is_far_ahead(self) -> bool:
+        """Return whether the look-ahead has all the items that it allows, in addition to those of one whole step."""
+        if self._look_ahead is None:
+            return False
+        return self.stats.issued - self._consumed >= self._look_ahead.limit() + self._most_step_items
+
     async def _fetch_item(self, item: Item[Ref], idle_seconds: float) -> None:
         urgent = item.index <= self._last_wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
         begun_seconds = asyncio.get_running_loop().time()
@@ -343,6 +375,8 @@ class Prefetcher(Generic[Ref]):
                 outcome = await self._reader.fetch(item.ref, urgent=urgent)
                 if fetch is not None:
                     fetch.slot = outcome
+            if self._look_ahead is not None:
+                self._look_ahead.record_arrival(self._in_flight)
             self.stats.fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
             if _is_transient(error) and not self._was_waited_for(item, begun_seconds):

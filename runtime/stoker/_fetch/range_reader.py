@@ -16,7 +16,7 @@ from itertools import count
 from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter
-from stoker._fetch.concurrency import AimdLimit, RateLimit
+from stoker._fetch.concurrency import AimdLimit, CompletedRequest, LinkUse, RateLimit
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy
 from stoker._fetch.race import Attempt, Race, RaceWatch
@@ -131,6 +131,7 @@ class RangeReader:
         self._limiter = Limiter(self._aimd.limit)
         self._watch = RaceWatch(self._look)
         self._rate = RateLimit(config.max_bytes_per_second)
+        self.link = LinkUse()
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
         """Fill a part of the fetch's memory; when the call ends in any way, nothing writes there any more.
@@ -344,3 +345,5 @@ class RangeReader:
             first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
         )
         self._limiter.limit = self._aimd.limit
+        first_byte_seconds = 0.0 if begun_seconds is None else begun_seconds - attempt.sent_seconds
+        self.link.record(CompletedRequest(part.size_bytes, seconds, first_byte_seconds))

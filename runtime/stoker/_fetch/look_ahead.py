@@ -1,0 +1,61 @@
+"""Limits how many items are fetched ahead of the consumer: what fills the link, and slowly more.
+
+A ring that is filled as fast as bytes arrive writes to all of its memory once before it uses any of it again, and the
+first write to a page takes up to ten times as long as a copy. So the items that are fetched, but not used yet, follow
+the bandwidth-delay product of the link, with the gain of BBR (Cardwell et al., "BBR: Congestion-Based Congestion
+Control", ACM Queue 2016): while requests do not slow each other down, their number doubles with every arrival; on a
+full link it stays at twice the smallest number that fills it. If the consumer is slower than the link, that many items
+cover twice the time of a fetch.
+
+In addition, the limit grows with time, so that the ring becomes full, as a reserve for outages, at a rate at which new
+memory takes little of the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+
+BDP_GAIN = 2.0
+"""Items ahead as a multiple of the bandwidth-delay product in items."""
+MIN_ITEMS = 4
+"""Minimum limit: with fewer items, the consumer and the fetches often wait for each other."""
+GROWTH_BYTES_PER_SECOND = 100e6
+"""Growth of the limit: a twentieth of the rate at which memory can be touched for the first time."""
+_RECENT_ARRIVALS = 8
+
+
+class LookAhead:
+    """A limit of the items that are issued and not used yet, from the arrivals of items. Belongs to one event loop.
+
+    Args:
+        item_bytes: mean size of an item, in bytes.
+        useful_fraction: function that returns the bandwidth-delay product of the link as a fraction of the requests in
+            flight, 0 to 1.
+    """
+
+    def __init__(self, item_bytes: float, useful_fraction: Callable[[], float]) -> None:
+        self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
+        self._useful_fraction = useful_fraction
+        self._recent: deque[float] = deque([MIN_ITEMS], maxlen=_RECENT_ARRIVALS)
+        self._started_seconds: float | None = None
+
+    def record_arrival(self, in_flight: int) -> None:
+        """Record that one of ``in_flight`` items has arrived."""
+        self._recent.append(BDP_GAIN * in_flight * self._useful_fraction())
+
+    def limit(self) -> int:
+        """Return the maximum number of items that are issued and not used yet."""
+        return max(MIN_ITEMS, math.ceil(max(self._recent))) + int(self._growth())
+
+    def seconds_to_growth(self) -> float:
+        """Return the time until the limit grows by an item, in seconds, if no item arrives before."""
+        return (1.0 - self._growth() % 1.0) * self._seconds_per_item
+
+    def _growth(self) -> float:
+        now_seconds = asyncio.get_running_loop().time()
+        if self._started_seconds is None:
+            self._started_seconds = now_seconds
+        return (now_seconds - self._started_seconds) / self._seconds_per_item

@@ -1,0 +1,149 @@
+"""How far ahead to fetch: what fills the link, a whole step's items, and more with time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker import Continuous
+from stoker._fetch.concurrency import CompletedRequest, LinkUse
+from stoker._fetch.look_ahead import MIN_ITEMS, LookAhead
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._memory.ring import Ring
+from stoker.testing import run_virtual
+
+SLOTS = 60
+ITEM_BYTES = 10_000_000
+GROWTH_SECONDS = 0.1
+FETCH_SECONDS = 0.02
+
+
+class Reader:
+    """Fills a slot per item in the same time, however many are read at once."""
+
+    def __init__(self, ring: Ring, seconds: float = FETCH_SECONDS) -> None:
+        self._ring, self._seconds, self.at_once, self.peak = ring, seconds, 0, 0
+
+    def count_slots(self, ref: int) -> int:
+        return 1
+
+    async def fetch(self, ref: int, *, urgent: bool = False) -> int:
+        with self._ring.fill_slot(str(ref), 1) as slot:
+            self.at_once += 1
+            self.peak = max(self.peak, self.at_once)
+            await asyncio.sleep(self._seconds)
+            self.at_once -= 1
+        return slot
+
+
+class Bench:
+    """A prefetcher with a look-ahead; the given numbers of items belong to the steps 0, 1, 2 …"""
+
+    def __init__(self, items_of_steps: list[int], useful_fraction: float) -> None:
+        self.ring = Ring(SLOTS, 1)
+        self.reader = Reader(self.ring)
+        steps = [step for step, items in enumerate(items_of_steps) for _ in range(items)]
+        items = iter([Item(index, index, step) for index, step in enumerate(steps)])
+        self.prefetcher: Prefetcher[int] = Prefetcher(
+            self.reader,
+            self.ring,
+            Continuous(),
+            lambda: next(items, None),
+            hedge_slots=1,
+            look_ahead=LookAhead(ITEM_BYTES, lambda: useful_fraction),
+        )
+
+    @property
+    def ahead(self) -> int:
+        return self.prefetcher.stats.issued
+
+    async def take(self, index: int, step: int) -> None:
+        self.prefetcher.advance(step, index + 1)
+        await self.prefetcher.wait(index)
+        self.prefetcher.release(index)
+
+
+async def end(running: asyncio.Task[None], bench: Bench) -> None:
+    running.cancel()
+    await asyncio.wait([running])
+    bench.prefetcher.release_all()
+    assert bench.ring.statistics().free == SLOTS
+
+
+def test_a_paused_consumer_gets_a_full_ring_with_time_but_not_at_once() -> None:
+    async def main() -> None:
+        bench = Bench([1] * 200, useful_fraction=0.1)
+        running = asyncio.create_task(bench.prefetcher.run())
+        await asyncio.sleep(5 * GROWTH_SECONDS)
+        early = bench.ahead
+        assert MIN_ITEMS + 4 <= early <= MIN_ITEMS + 8
+        await asyncio.sleep(10 * GROWTH_SECONDS)
+        assert bench.ahead == early + 10
+        await asyncio.sleep(100 * GROWTH_SECONDS)
+        assert bench.ahead == SLOTS - 1, "all but the slot for hedges"
+        await end(running, bench)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("useful_fraction", "least", "most"), [(1.0, 12, SLOTS), (0.1, 3, 7)])
+def test_the_fetches_at_once_double_only_while_they_do_not_slow_each_other_down(
+    useful_fraction: float, least: int, most: int
+) -> None:
+    async def main() -> None:
+        bench = Bench([1] * 200, useful_fraction)
+        running = asyncio.create_task(bench.prefetcher.run())
+        for index in range(20):
+            await bench.take(index, index)
+        assert least <= bench.reader.peak <= most
+        await end(running, bench)
+
+    run_virtual(main())
+
+
+def test_the_items_of_one_whole_step_are_fetched_beside_the_look_ahead() -> None:
+    async def main() -> None:
+        bench = Bench([1, *[20] * 10], useful_fraction=0.0)
+        running = asyncio.create_task(bench.prefetcher.run())
+        await bench.take(0, 0)
+        for index in range(1, 21):
+            await bench.take(index, 1)
+        await asyncio.sleep(0.5 * GROWTH_SECONDS)
+        assert all(bench.prefetcher.ready(index) is not None for index in range(21, 41)), "all that step 2 needs"
+        assert bench.ahead <= 41 + MIN_ITEMS + 20
+        await end(running, bench)
+
+    run_virtual(main())
+
+
+def record(link: LinkUse, seconds: float, *, first_byte_seconds: float = 0.0, count: int = 8) -> None:
+    for _ in range(count):
+        link.record(CompletedRequest(1_000_000, seconds, first_byte_seconds))
+
+
+def test_requests_that_share_a_full_link_are_as_many_times_too_many_as_they_take_longer() -> None:
+    link = LinkUse()
+    assert link.useful_fraction == 1.0
+    record(link, 0.12, first_byte_seconds=0.02)
+    assert link.useful_fraction == pytest.approx(1.0)
+    record(link, 0.42, first_byte_seconds=0.02)
+    assert link.useful_fraction == pytest.approx(0.12 / 0.42)
+    record(link, 0.12, first_byte_seconds=0.02)
+    assert link.useful_fraction == pytest.approx(1.0)
+
+
+def test_one_request_that_is_fast_by_chance_does_not_change_the_time_alone() -> None:
+    link = LinkUse()
+    record(link, 0.1)
+    record(link, 0.001, count=1)
+    record(link, 0.1)
+    assert link.useful_fraction == pytest.approx(1.0)
+
+
+def test_empty_objects_and_instants_tell_nothing_of_the_link() -> None:
+    link = LinkUse()
+    for _ in range(20):
+        link.record(CompletedRequest(0, 0.1, 0.1))
+        link.record(CompletedRequest(100, 0.0, 0.0))
+    assert link.useful_fraction == 1.0
