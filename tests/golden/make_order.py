@@ -1,12 +1,13 @@
 """Compute the golden orders from raw Philox words, in plain Python, sharing no code with stoker.
 
 Written from the docstrings of ``order.py``, ``feistel.py`` and ``philox.py`` and from the papers they name; it imports
-neither stoker nor numpy. ``python tests/golden/make_order.py`` rewrites ``order.json`` beside it.
+neither stoker nor numpy. ``python tests/golden/make_order.py`` rewrites ``order.json`` and ``unit_order.json``.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypedDict
@@ -25,6 +26,15 @@ class Case(TypedDict):
     seed: int
     epoch: int
     ids: list[int]
+
+
+class UnitCase(TypedDict):
+    """One golden order of units: sizes of the bodies and of a unit, in bytes, and the case of the units."""
+
+    super_samples: list[int]
+    body_bytes: list[int]
+    unit_bytes: int
+    case: Case
 
 
 def philox4x64(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -130,6 +140,15 @@ def order(samples: list[int], shuffle: str, window: int, lanes: int, seed: int, 
     return [delivered[p % lanes][p // lanes] for p in range(total)]
 
 
+def unit_samples(super_samples: list[int], body_bytes: list[int], unit_bytes: int) -> list[int]:
+    """Return the number of samples in each unit: the order of units is that of super-samples of these sizes."""
+    units: list[int] = []
+    for samples, size in zip(super_samples, body_bytes, strict=True):
+        rows = max(1, unit_bytes * samples // size) if size else samples
+        units += [min(rows, samples - first) for first in range(0, samples, max(1, rows))]
+    return units
+
+
 SIZES = {
     "one": [1],
     "single": [40],
@@ -168,11 +187,31 @@ def cases() -> list[Case]:
     return made
 
 
-def text() -> str:
-    """Return the golden file, one case a line."""
-    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases())
+UNIT_SIZES = {
+    "equal": ([16] * 12, [1600] * 12, 400),
+    "uneven": ([1, 30, 2, 17, 9, 1, 25, 40], [999, 30_000, 7, 17_001, 1, 0, 25_000, 4_294_963_200], 5000),
+    "large": ([65_536, 3], [4_294_967_295, 4_294_967_295], 1 << 23),
+}
+
+
+def unit_cases() -> list[UnitCase]:
+    """Return every golden order of units."""
+    made: list[UnitCase] = []
+    for super_samples, body_bytes, unit_bytes in UNIT_SIZES.values():
+        samples = unit_samples(super_samples, body_bytes, unit_bytes)
+        for window, lanes, seed, epoch in ((3, 1, 7, 0), (256, 1, 7, 0), (5, 3, (1 << 64) - 1, 3)):
+            ids = order(samples, "window", window, lanes, seed, epoch)[:500]
+            case = Case(samples=samples, shuffle="window", window=window, lanes=lanes, seed=seed, epoch=epoch, ids=ids)
+            made.append(UnitCase(super_samples=super_samples, body_bytes=body_bytes, unit_bytes=unit_bytes, case=case))
+    return made
+
+
+def text(golden: Sequence[Case | UnitCase]) -> str:
+    """Return a golden file, one case a line."""
+    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in golden)
     return f"[\n{lines}\n]\n"
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("order.json").write_text(text())
+    Path(__file__).with_name("order.json").write_text(text(cases()))
+    Path(__file__).with_name("unit_order.json").write_text(text(unit_cases()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from golden import make_order
 from stoker import Order, OrderConfig
 from stoker._order.order import Shuffle
+from support.units import units_of
 
 SHUFFLES: list[Shuffle] = ["none", "block", "window", "full"]
 PIECEWISE: list[Shuffle] = ["none", "block", "window"]
@@ -18,24 +19,37 @@ PIECEWISE: list[Shuffle] = ["none", "block", "window"]
 
 @dataclass(frozen=True)
 class Epoch:
+    """An epoch; its samples are by super-sample, and with a unit by unit."""
+
     samples: tuple[int, ...]
     config: OrderConfig
     epoch: int
+    super_samples: tuple[int, ...] = ()
+    body_bytes: tuple[int, ...] = ()
 
     def order(self) -> Order:
-        return Order(np.array(self.samples), self.config, self.epoch)
+        if self.config.unit_bytes is None:
+            return Order(np.array(self.samples), self.config, self.epoch)
+        return Order(units_of(self.super_samples, self.body_bytes, self.config.unit_bytes), self.config, self.epoch)
 
 
 @st.composite
 def epochs(draw: st.DrawFn, shuffles: list[Shuffle] = SHUFFLES, least_samples: int = 1) -> Epoch:
     samples = draw(st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda s: sum(s) >= least_samples))
+    shuffle = draw(st.sampled_from(shuffles))
+    unit = draw(st.none() | st.integers(1, 2000)) if shuffle == "window" else None
     config = OrderConfig(
         seed=draw(st.integers(0, 2**64 - 1)),
-        shuffle=draw(st.sampled_from(shuffles)),
+        shuffle=shuffle,
         window=draw(st.integers(1, 12)),
         lanes=draw(st.integers(1, 20)),
+        unit_bytes=unit,
     )
-    return Epoch(tuple(samples), config, draw(st.integers(0, 2**32)))
+    epoch = draw(st.integers(0, 2**32))
+    if unit is None:
+        return Epoch(tuple(samples), config, epoch)
+    bodies = draw(st.lists(st.integers(0, 5000), min_size=len(samples), max_size=len(samples)))
+    return Epoch(tuple(make_order.unit_samples(samples, bodies, unit)), config, epoch, tuple(samples), tuple(bodies))
 
 
 @given(epochs())
@@ -109,13 +123,11 @@ def test_any_range_is_the_slice_of_the_whole_however_it_is_asked(epoch: Epoch, d
 @given(epochs(["block", "window", "full"], least_samples=60), st.integers(1, 100))
 def test_another_epoch_and_another_seed_give_another_order(epoch: Epoch, step: int) -> None:
     config = epoch.config
-    other_seed = OrderConfig(
-        seed=(config.seed + step) % 2**64, shuffle=config.shuffle, window=config.window, lanes=config.lanes
-    )
+    other_seed = replace(config, seed=(config.seed + step) % 2**64)
     orders = (
         epoch.order(),
-        Epoch(epoch.samples, config, epoch.epoch + step).order(),
-        Epoch(epoch.samples, other_seed, epoch.epoch).order(),
+        replace(epoch, epoch=epoch.epoch + step).order(),
+        replace(epoch, config=other_seed).order(),
     )
     assert len({tuple(order.at(0, order.samples).tolist()) for order in orders}) == 3
 
@@ -169,7 +181,17 @@ def test_every_place_is_in_the_block_that_block_of_names(epoch: Epoch, data: st.
 def test_locating_a_sample_and_naming_it_again_gives_the_same(epoch: Epoch) -> None:
     order = epoch.order()
     ids = order.at(0, order.samples)
+    counts = np.array(epoch.super_samples or epoch.samples)
     super_samples, rows = order.locate(ids)
     assert (rows >= 0).all()
-    assert (rows < np.array(epoch.samples)[super_samples]).all()
-    assert order.sample_ids(super_samples, rows).tolist() == ids.tolist()
+    assert (rows < counts[super_samples]).all()
+    assert ((np.cumsum(counts) - counts)[super_samples] + rows).tolist() == ids.tolist()
+
+
+@given(epochs(["window"]))
+def test_units_are_the_runs_of_rows_of_every_super_sample_in_packed_order(epoch: Epoch) -> None:
+    units = units_of(epoch.super_samples or epoch.samples, epoch.body_bytes or None, epoch.config.unit_bytes)
+    assert units.samples.tolist() == list(epoch.samples)
+    joined = [(number, row) for number, rows in map(units.rows_of, range(len(units))) for row in rows]
+    counts = epoch.super_samples or epoch.samples
+    assert joined == [(number, row) for number, count in enumerate(counts) for row in range(count)]

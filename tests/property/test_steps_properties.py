@@ -12,6 +12,8 @@ from stoker import Order, OrderConfig
 from stoker._memory.budget import window_items
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
+from stoker._order.units import Units
+from support.units import units_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,10 @@ class Case:
     world_size: int
     batch_size: int
     start: int
+    body_bytes: list[int]
+
+    def units(self) -> Units:
+        return units_of(self.samples, self.body_bytes, self.order.unit_bytes)
 
     def partition(self, rank: int, **more: bool) -> RankSharding:
         return RankSharding(
@@ -36,22 +42,30 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     samples = draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
+    shuffle = draw(st.sampled_from(["none", "block", "window", "full"]))
     order = OrderConfig(
         seed=draw(st.integers(0, 2**64 - 1)),
-        shuffle=draw(st.sampled_from(["none", "block", "window", "full"])),
+        shuffle=shuffle,
         window=draw(st.integers(1, 6)),
         lanes=draw(st.integers(1, 9)),
+        unit_bytes=draw(st.none() | st.integers(1, 1000)) if shuffle == "window" else None,
     )
-    return Case(samples, order, draw(st.integers(1, 5)), draw(st.integers(1, 15)), draw(st.integers(0, sum(samples))))
+    world_size, batch_size, start = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 15)),
+        draw(st.integers(0, sum(samples))),
+    )
+    bodies = draw(st.lists(st.integers(0, 3000), min_size=len(samples), max_size=len(samples)))
+    return Case(samples, order, world_size, batch_size, start, bodies)
 
 
 def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[list[list[int]], int, int]:
     """Walk one rank's steps like a consumer; return the samples of each step, the repeats and the most items held."""
-    samples = np.array(case.samples)
+    units = case.units()
     partition = case.partition(rank, **more)
-    order = Order(samples, case.order, 0)
+    order = Order(units, case.order, 0)
     steps = SuperSampleSteps(
-        samples, PositionRange(order=case.order, sharding=partition, position=case.start, end_epoch=epochs)
+        units, PositionRange(order=case.order, sharding=partition, position=case.start, end_epoch=epochs)
     )
     held: dict[int, int] = {}
     seen: set[int] = set()
@@ -86,7 +100,7 @@ def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[lis
 @given(cases())
 @settings(max_examples=300, deadline=None)
 def test_all_ranks_together_deliver_the_rest_of_the_epoch_once_in_equally_many_steps(case: Case) -> None:
-    rest = Order(np.array(case.samples), case.order, 0).at(case.start, sum(case.samples)).tolist()
+    rest = Order(case.units(), case.order, 0).at(case.start, sum(case.samples)).tolist()
     by_rank = [delivered(case, rank) for rank in range(case.world_size)]
     assert len({len(batches) for batches, _, _ in by_rank}) == 1
     assert len({repeated for _, repeated, _ in by_rank}) == 1
@@ -98,7 +112,7 @@ def test_all_ranks_together_deliver_the_rest_of_the_epoch_once_in_equally_many_s
 @given(cases())
 @settings(max_examples=200, deadline=None)
 def test_a_global_batch_is_the_next_positions_of_the_order(case: Case) -> None:
-    order = Order(np.array(case.samples), case.order, 0)
+    order = Order(case.units(), case.order, 0)
     by_rank = [delivered(case, rank)[0] for rank in range(case.world_size)]
     position = case.start
     for parts in zip(*by_rank, strict=True):
@@ -114,7 +128,7 @@ def test_a_global_batch_is_the_next_positions_of_the_order(case: Case) -> None:
 def test_a_rank_never_holds_more_than_the_budget_counts_on(case: Case) -> None:
     for rank in range(case.world_size):
         *_, most = delivered(case, rank)
-        assert most <= window_items(len(case.samples), case.order, case.partition(rank))
+        assert most <= window_items(len(case.units()), case.order, case.partition(rank))
 
 
 @given(cases())

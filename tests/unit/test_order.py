@@ -11,8 +11,10 @@ from golden import make_order
 from stoker import Order, OrderConfig
 from stoker._order.order import MAX_LANES
 from stoker.errors import ConfigError
+from support.units import units_of
 
 GOLDEN: list[make_order.Case] = json.loads(Path(make_order.__file__).with_name("order.json").read_text())
+UNITS: list[make_order.UnitCase] = json.loads(Path(make_order.__file__).with_name("unit_order.json").read_text())
 
 
 def order_of(samples: list[int], *, epoch: int = 0, **config: Any) -> Order:
@@ -51,6 +53,39 @@ def test_the_order_is_the_golden_one(case: make_order.Case) -> None:
     assert everything(order) == case["ids"]
 
 
+def test_the_golden_file_of_units_is_what_the_independent_script_computes() -> None:
+    assert make_order.unit_cases() == UNITS
+
+
+@pytest.mark.parametrize("golden", UNITS, ids=lambda golden: golden_name(golden["case"]))
+def test_the_order_of_units_is_the_golden_one(golden: make_order.UnitCase) -> None:
+    case, unit_bytes = golden["case"], golden["unit_bytes"]
+    units = units_of(golden["super_samples"], golden["body_bytes"], unit_bytes)
+    settings = {name: case[name] for name in ("seed", "window", "lanes")}  # type: ignore[literal-required]
+    order = Order(units, OrderConfig(unit_bytes=unit_bytes, **settings), case["epoch"])
+    assert units.samples.tolist() == case["samples"]
+    assert order.at(0, min(500, order.samples)).tolist() == case["ids"]
+
+
+def test_the_window_is_8_super_samples_or_256_units_unless_it_is_given() -> None:
+    assert OrderConfig().window == 8
+    assert OrderConfig(unit_bytes=1 << 20).window == 256
+    assert OrderConfig(unit_bytes=1 << 20, window=9).window == 9
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block", "full"])
+def test_only_window_has_units(shuffle: Any) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be used with shuffle '{shuffle}': only 'window' permutes units"):
+        OrderConfig(shuffle=shuffle, unit_bytes=100)
+
+
+def test_an_order_of_units_refuses_counts_by_super_sample_and_the_reverse() -> None:
+    with pytest.raises(ConfigError, match=r"unit_bytes=50; use Order.of\(manifest, config, epoch\)"):
+        Order(np.array([5]), OrderConfig(unit_bytes=50), 0)
+    with pytest.raises(ConfigError, match="by units of 50 bytes"):
+        Order(units_of([5], [500], 50), OrderConfig(), 0)
+
+
 def test_the_golden_file_has_every_shuffle_cut_super_samples_and_lanes_without_a_sample() -> None:
     assert {case["shuffle"] for case in GOLDEN} == {"none", "block", "window", "full"}
     assert any(sum(case["samples"]) % case["lanes"] for case in GOLDEN)
@@ -64,6 +99,7 @@ def test_the_golden_file_has_every_shuffle_cut_super_samples_and_lanes_without_a
         ({"seed": 1 << 64}, "seed must be .* less than 18,446,744,073,709,551,616, not 18446744073709551616"),
         ({"shuffle": "random"}, "shuffle must be one of none, block, window, full, not 'random'"),
         ({"window": 0}, "window must be at least 1, not 0"),
+        ({"unit_bytes": 0}, "unit_bytes must be at least 1 and at most 1,073,741,824, or None, not 0"),
         ({"lanes": 0}, "lanes must be at least 1 and .*, not 0"),
         ({"lanes": MAX_LANES + 1}, "lanes must be .* at most 65,536, not 65537"),
     ],

@@ -13,6 +13,10 @@ delivered in **blocks**, each the permuted union of parts of consecutive pieces:
   least 1.
 - ``full``: one keyed permutation of all samples (see :mod:`stoker._order.random_words`), without lanes and pieces.
 
+With ``unit_bytes``, ``window`` permutes units, which are runs of a super-sample's rows (see
+:mod:`stoker._order.units`): the order is that of a data set whose super-samples are the units. In this module, a
+super-sample is then a unit.
+
 :func:`stoker._order.random_words.permutation` draws each permutation; its element ``k`` is delivered at place ``k``.
 The streams (purpose, index, part) are:
 
@@ -33,7 +37,7 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -43,10 +47,17 @@ from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
+from stoker._order.units import Units
 from stoker.errors import ConfigError
 
 Shuffle = Literal["none", "block", "window", "full"]
 MAX_LANES = 1 << 16
+MAX_UNIT_BYTES = 1 << 30
+DEFAULT_WINDOW = 8
+DEFAULT_UNIT_WINDOW = 256
+"""Units that are mixed at a time: with units of 1 MiB, the memory of 8 super-samples of 32 MiB."""
+_BY_UNIT: Any = None
+"""Default of a window that depends on the unit."""
 _PIECES_AT_ONCE = 1 << 15
 """Pieces whose blocks are computed at once: few enough for the processor's cache."""
 
@@ -58,12 +69,15 @@ class OrderConfig(BoundedConfig):
     Attributes:
         seed: seed from 0 (default) to 2**64 - 1; ignored by shuffle ``none``.
         shuffle: ``none``, ``block``, ``window`` (default) or ``full``.
-        window: number of super-samples that are mixed at a time, per lane; default 8.
+        window: number of super-samples, or with ``unit_bytes`` of units, that are mixed at a time, per lane; default 8
+            super-samples or 256 units.
         lanes: number of parts into which an epoch is cut, 1 (default) to 65,536; fixed for a run, for any number of
             ranks.
+        unit_bytes: size of the units that ``window`` permutes and mixes, 1 to 2**30 bytes; a unit is a run of rows of
+            one super-sample with about this size. None (default) for whole super-samples.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or ``unit_bytes`` is given for another shuffle than ``window``.
 
     Example:
         >>> OrderConfig(seed=17, shuffle="block", window=16).lanes
@@ -72,8 +86,19 @@ class OrderConfig(BoundedConfig):
 
     seed: Annotated[int, NumberBound(">=", 0), NumberBound("<", 1 << 64)] = 0
     shuffle: Shuffle = "window"
-    window: AtLeastOne[int] = 8
+    window: AtLeastOne[int] = _BY_UNIT
     lanes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_LANES)] = 1
+    unit_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_UNIT_BYTES)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is None:
+            object.__setattr__(self, "window", DEFAULT_WINDOW if self.unit_bytes is None else DEFAULT_UNIT_WINDOW)
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
+        if self.unit_bytes is not None and self.shuffle != "window":
+            raise ConfigError(
+                f"a unit of {self.unit_bytes} bytes cannot be used with shuffle {self.shuffle!r}: only 'window' "
+                "permutes units; use shuffle 'window', or no unit"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,7 @@ class Block:
     Attributes:
         pieces: pieces of the lane that may have samples in this block.
         piece_indices: index of each sample's piece, relative to ``pieces.start``, ``int64 [samples]``.
-        rows: row of each sample in its super-sample, ``int64 [samples]``.
+        rows: row of each sample in its super-sample or unit, ``int64 [samples]``.
     """
 
     pieces: range
@@ -95,9 +120,13 @@ class Order:
     """The order of one epoch.
 
     Args:
-        samples: number of samples in each super-sample, in the manifest's order, integer ``[super-samples]``.
-        config: seed, shuffle, window and lanes.
+        samples: number of samples in each super-sample, in the manifest's order, integer ``[super-samples]``; or the
+            units of a data set, which a config with ``unit_bytes`` requires: see :meth:`of`.
+        config: seed, shuffle, window, lanes and unit.
         epoch: number of the epoch, from 0.
+
+    Raises:
+        ConfigError: ``samples`` are not the units of the config.
 
     Example:
         >>> import numpy as np
@@ -105,16 +134,33 @@ class Order:
         array([1, 2, 3])
     """
 
-    def __init__(self, samples: NDArray[np.integer], config: OrderConfig, epoch: int) -> None:
+    def __init__(self, samples: NDArray[np.integer] | Units, config: OrderConfig, epoch: int) -> None:
         self.config = config
         self.epoch = epoch
-        self._counts = np.asarray(samples)
+        self._units = samples if isinstance(samples, Units) else Units(samples)
+        if self._units.unit_bytes != config.unit_bytes:
+            raise ConfigError(
+                f"the samples are given by units of {self._units.unit_bytes} bytes (None: by super-sample), and the "
+                f"order has unit_bytes={config.unit_bytes}; use Order.of(manifest, config, epoch)"
+            )
+        self._counts = self._units.samples
         self.samples = int(self._counts.sum(dtype=np.int64))
         self._lanes = WeakValueDictionary[int, Lane]()  # lanes refer to the order: no cycle may keep its arrays
 
+    @classmethod
+    def of(cls, manifest: Manifest, config: OrderConfig, epoch: int) -> Order:
+        """Return the order of an epoch of a data set, with any config.
+
+        Args:
+            manifest: index of the data set.
+            config: seed, shuffle, window, lanes and unit.
+            epoch: number of the epoch, from 0.
+        """
+        return cls(Units.of(manifest.rows, config.unit_bytes), config, epoch)
+
     @cached_property
     def _packed_starts(self) -> NDArray[np.int64]:
-        """Number of samples before each super-sample in packed order, ``int64 [super-samples + 1]``."""
+        """Number of samples before each super-sample or unit in packed order, ``int64 [units + 1]``."""
         return sample_starts(self._counts)
 
     @cached_property
@@ -164,11 +210,12 @@ class Order:
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return super-sample and row, ``int64 [samples]`` each, of samples given by number in packed order."""
-        super_samples = np.searchsorted(self._packed_starts, samples, "right") - 1
-        return super_samples, samples - self._packed_starts[super_samples]
+        units = np.searchsorted(self._packed_starts, samples, "right") - 1
+        super_samples, rows = self._units.locate(units, samples - self._packed_starts[units])
+        return super_samples.astype(np.int64, copy=False), rows
 
     def sample_ids(self, super_samples: NDArray[np.integer], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return samples given by super-sample and row as numbers in packed order: the inverse of :meth:`locate`."""
+        """Return samples as numbers in packed order, given by super-sample and row, or with ``unit_bytes`` by unit."""
         ids: NDArray[np.int64] = self._packed_starts[super_samples] + rows
         return ids
 
@@ -202,11 +249,11 @@ def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, par
 class Lane:
     """One lane of an epoch; created by :meth:`Order.lane`.
 
-    A piece is a super-sample, or the part of one that is in the lane: the first piece may begin behind the first row,
-    and the last may end before the last row.
+    A piece is a super-sample or unit, or the part of one that is in the lane: the first piece may begin behind the
+    first row, and the last may end before the last row.
 
     Attributes:
-        super_samples: super-sample of each piece, ``uint32 [pieces]``.
+        super_samples: super-sample of each piece, or with ``unit_bytes`` its unit, ``uint32 [pieces]``.
         block_ends: place in the lane behind the last sample of each block, ``int64 [blocks]``.
     """
 

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from stoker._order.order import Lane, Order, OrderConfig
 from stoker._order.sharding import LaneSlice, Sharding
+from stoker._order.units import Units
 
 Ref = TypeVar("Ref")
 RowIndices = tuple[NDArray[np.int64], NDArray[np.int64]]
-OrderSource = Callable[[NDArray[np.integer], OrderConfig, int], Order]
-"""Function from samples per super-sample, config and epoch to the order of the epoch."""
+OrderSource = Callable[[NDArray[np.integer] | Units, OrderConfig, int], Order]
+"""Function from samples per super-sample or unit, config and epoch to the order of the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class PositionRange:
     """A range of a rank's order: from a position of an epoch to the end of another epoch.
 
     Attributes:
-        order: seed, shuffle, window and lanes.
+        order: seed, shuffle, window, lanes and unit.
         sharding: the rank's part of the first epoch.
         epoch: first epoch; default 0.
         position: start position in the first epoch, as ``sharding`` counts; default 0.
@@ -90,12 +91,14 @@ class StepSource(ABC, Generic[Ref]):
     """The steps of one rank, epoch after epoch, planned just ahead of use.
 
     Args:
-        samples: number of samples in each super-sample, integer ``[super-samples]``.
+        samples: number of samples in each super-sample, integer ``[super-samples]``, or the units of the order.
         positions: range of the rank's order.
         order: function that returns the order of an epoch. Callers that plan for many ranks pass a cached one.
     """
 
-    def __init__(self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource = Order) -> None:
+    def __init__(
+        self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource = Order
+    ) -> None:
         self._next_item = 0
         self._steps = self._iter_epochs(samples, positions, order)
 
@@ -104,7 +107,7 @@ class StepSource(ABC, Generic[Ref]):
         return next(self._steps, None)
 
     def _iter_epochs(
-        self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource
+        self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource
     ) -> Iterator[PlannedStep[Ref]]:
         number, epoch, position = 0, positions.epoch, positions.position
         sharding, full_sharding = positions.sharding, positions.sharding.from_start()
@@ -131,9 +134,11 @@ class _LaneItems:
 
 
 class SuperSampleSteps(StepSource[int]):
-    """A :class:`StepSource` whose items are super-samples, by manifest row."""
+    """A :class:`StepSource` whose items are super-samples, by manifest row, or units, by number."""
 
-    def __init__(self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource = Order) -> None:
+    def __init__(
+        self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource = Order
+    ) -> None:
         super().__init__(samples, positions, order)
         self._first_uses: list[tuple[int, int]] = []
 
