@@ -1,13 +1,17 @@
-"""Quality of each shuffle: `python -m benchmarks.shuffle_quality` prints a Markdown table.
+"""Quality of each shuffle: `python -m benchmarks.shuffle_quality` prints Markdown tables.
 
 Samples that are packed next to each other are often similar (same class, same source). So the measures are their
 distance in an epoch, and the correlation of the positions in epoch and data set, compared with a uniform permutation.
+
+The second table is about units. There the source has its samples by class, and is packed as it is or in a uniform
+permutation; neighbours, correlation and classes are those of the source. Unit-mates are samples of one unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +99,94 @@ def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> 
     )
 
 
+UNITS_OF = 8
+"""Units in each super-sample."""
+UNIT_SUPER_SAMPLES, UNIT_SAMPLES_EACH = 256, 80
+CLASSES = 100
+EPOCHS = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceQuality:
+    """Measures of how an order mixes the source's samples, averaged over epochs.
+
+    Attributes:
+        rank_correlation: absolute rank correlation of the positions in epoch and source.
+        neighbours: fraction of the source's neighbours that are at most a batch apart, over a uniform permutation's.
+        distance: mean distance of the source's neighbours, as a fraction of a uniform permutation's.
+        class_error: mean distance of a batch's class histogram from the data set's (total variation).
+        mates: fraction of pairs of unit-mates that are at most a batch apart, over a uniform permutation's.
+        mate_distance: mean distance of unit-mates, as a fraction of a uniform permutation's.
+        meetings: mean number of epochs in which two unit-mates share a batch, of ``EPOCHS``.
+    """
+
+    rank_correlation: float
+    neighbours: float
+    distance: float
+    class_error: float
+    mates: float
+    mate_distance: float
+    meetings: float
+
+
+def class_error(classes: NDArray[np.int64]) -> float:
+    """Return the mean total variation between the class histograms of full batches and that of the whole epoch."""
+    batches = classes[: len(classes) // BATCH * BATCH].reshape(-1, BATCH)
+    counts = np.stack([np.bincount(batch, minlength=CLASSES) for batch in batches]) / BATCH
+    everything = np.bincount(classes, minlength=CLASSES) / len(classes)
+    return float(np.abs(counts - everything).sum(axis=1).mean() / 2)
+
+
+def source_quality(order_of: Callable[[int], NDArray[np.int64]], packing: NDArray[np.int64]) -> SourceQuality:
+    """Return the quality of an order.
+
+    Args:
+        order_of: function from an epoch to its samples, as numbers in packed order.
+        packing: ``[n]``, the number in the source of each packed sample.
+    """
+    count, rows = len(packing), UNIT_SAMPLES_EACH // UNITS_OF
+    uniform = uniform_share_within(BATCH, count)
+    found, meetings = [], 0.0
+    for epoch in EPOCHS:
+        ids = order_of(epoch)
+        places = np.argsort(ids)
+        correlation, within, distance = mixing(np.argsort(packing[ids]), BATCH)
+        units = places.reshape(-1, rows)
+        apart = np.abs(units[:, :, None] - units[:, None, :])[:, ~np.eye(rows, dtype=bool)]
+        meetings += float((units[:, :1] // BATCH == units[:, 1:] // BATCH).mean())
+        errors = class_error(packing[ids] * CLASSES // count)
+        mates = float((apart <= BATCH).mean()) / uniform, float(apart.mean()) / ((count + 1) / 3)
+        found.append((correlation, within / uniform, distance, errors, *mates))
+    means = np.array(found).mean(axis=0).tolist()
+    return SourceQuality(**dict(zip(SourceQuality.__slots__, [*means, meetings], strict=True)))
+
+
+def _ids(counts: NDArray[np.int64], config: OrderConfig, epoch: int) -> NDArray[np.int64]:
+    order = Order(counts, config, epoch)
+    return order.at(0, order.samples)
+
+
+def unit_table() -> str:
+    """Return the qualities of units, on a source packed as it is and in a uniform permutation, as a Markdown table."""
+    samples = UNIT_SUPER_SAMPLES * UNIT_SAMPLES_EACH
+    whole, units = (np.full(samples // each, each) for each in (UNIT_SAMPLES_EACH, UNIT_SAMPLES_EACH // UNITS_OF))
+    packings = {"source": np.arange(samples), "permuted": np.random.default_rng(1).permutation(samples)}
+    orders: list[tuple[str, NDArray[np.int64], OrderConfig]] = [
+        ("`window`, 8 super-samples", whole, OrderConfig(window=8)),
+        *((f"`window`, {window} units", units, OrderConfig(window=window)) for window in (64, 128, 256, 512)),
+        ("`full`", whole, OrderConfig(shuffle="full")),
+    ]
+    names = "packing", "shuffle", "rank correlation", "neighbours", "distance", "class error", "unit-mates"
+    header = " | ".join((*names, "their distance", f"batches shared in {len(EPOCHS)} epochs"))
+    lines = [f"| {header} |", f"| --- | --- {'| ---: ' * 7}|"]
+    for packing, permutation in packings.items():
+        for name, counts, config in orders:
+            quality = source_quality(partial(_ids, counts, config), permutation)
+            figures = " | ".join(f"{getattr(quality, each):.3f}" for each in SourceQuality.__slots__)
+            lines.append(f"| {packing} | {name} | {figures} |")
+    return "\n".join(lines)
+
+
 def table() -> str:
     """Return the qualities as a Markdown table."""
     rows: list[tuple[Shuffle, int]] = [("none", 1)]
@@ -118,3 +210,5 @@ def table() -> str:
 
 if __name__ == "__main__":
     print(f"{SUPER_SAMPLES} super-samples of {SAMPLES_EACH} samples, one lane, mean of {len(SEEDS)} seeds\n\n{table()}")
+    print(f"\n{UNIT_SUPER_SAMPLES} super-samples of {UNIT_SAMPLES_EACH} samples in {UNITS_OF} units, one lane")
+    print(f"mean of {len(EPOCHS)} epochs\n\n{unit_table()}")

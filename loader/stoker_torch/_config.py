@@ -23,6 +23,7 @@ from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
 from stoker.abc import RangeReadable, Readable, Tier, TraceSink
 from stoker.errors import ConfigError
+from stoker_torch._ranks import local_rank, local_ranks, local_world_size
 from stoker_torch._user_functions import takes_context
 
 
@@ -140,6 +141,8 @@ LoaderShuffle = Literal[Shuffle, "materialized"]
 _MINIMA = {"batch_size": 1, "seed": 0, "window": 1, "lanes": 1, "rank": 0, "world_size": 1, "limit": 1, "version": 1}
 _MINIMA |= {"epochs": 1}
 """The integer settings → the minimum of each."""
+_BY_UNIT: Any = None
+"""Default of a window that depends on the unit."""
 _FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
 
 _HINTS = {
@@ -188,7 +191,12 @@ class StreamConfig:
             read from objects that ``stoker shuffle`` wrote for the epoch; without such objects, it reads as ``"full"``
             does. As in a DataLoader, True is the default and False is ``"none"``.
         seed: number that fixes the order on every machine, together with the manifest's version and the epoch.
-        window: number of super-samples that are mixed at a time, per lane.
+        window: number of super-samples, or with ``unit`` of units, that are mixed at a time, per lane; default 8
+            super-samples or 256 units.
+        unit: size of a unit, such as ``"1MiB"``, for shuffle ``"window"`` only: an epoch permutes units, which are runs
+            of rows of super-samples with about this size, and reads each by ranges. A window then mixes many more
+            super-samples in the same memory, for more and smaller requests. Cannot be combined with ``cache`` and
+            ``tier``, which keep whole super-samples. Default None: whole super-samples.
         lanes: number of parts that the order is cut into; default the world size, for a ``StreamDataset`` the number
             of workers of all ranks. If it is a multiple of every world size that the run may have, no super-sample is
             read by two ranks.
@@ -243,7 +251,8 @@ class StreamConfig:
     batch_size: int | None = None
     shuffle: LoaderShuffle = "window"
     seed: int = 0
-    window: int = 8
+    window: int = _BY_UNIT
+    unit: int | str | None = None
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
@@ -277,6 +286,7 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None or name not in optional:
                 object.__setattr__(self, name, validate_integer(name, value, minimum))
+        object.__setattr__(self, "window", self.order(lanes=1).window)
         for name in _FLAGS:
             flag = getattr(self, name, False)
             if not isinstance(flag, bool | np.bool_):
@@ -338,13 +348,24 @@ class StreamConfig:
             warnings.warn(f".{name} is deprecated: read .{moved.setting}", DeprecationWarning, stacklevel=2)
             return getattr(moved.options.of(getattr(self, moved.setting)), moved.field)
 
+    def order(self, lanes: int) -> OrderConfig:
+        """Return the settings of the order, cut into a number of lanes.
+
+        Raises:
+            ConfigError: a setting is out of range, or ``unit`` does not go with another one.
+        """
+        shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
+        unit_bytes = None if self.unit is None else parse_bytes(self.unit, "unit")
+        if self.unit is not None and (self.cache or self.tier or self.warm):
+            raise ConfigError(f"unit={self.unit!r} reads parts of super-samples; cache= and tier= keep whole ones")
+        return OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes, unit_bytes=unit_bytes)
+
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:
         """Return the settings of a rank's batch pipeline."""
-        shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
         return PipelineConfig(
-            order=OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes),
+            order=self.order(lanes),
             by_lanes=self.shuffle == "materialized",
-            local_ranks=_local_ranks(rank, world_size) if self.cache else (),
+            local_ranks=local_ranks(rank, world_size) if self.cache else (),
             batch_size=self.batch_size or 1,
             rank=rank,
             world_size=world_size,
@@ -366,7 +387,7 @@ class StreamConfig:
         """
         if not isinstance(self.memory, str) or not self.memory.startswith("node:"):
             return parse_bytes(self.memory, "memory")
-        return parse_bytes(self.memory.removeprefix("node:"), "memory") // _local_world_size()
+        return parse_bytes(self.memory.removeprefix("node:"), "memory") // local_world_size()
 
     def caches(self) -> tuple[CacheSpec, ...]:
         """Return the caches that ``cache`` names, nearest first.
@@ -396,9 +417,9 @@ class StreamConfig:
     def sharers(self, feed: PipelineConfig) -> CacheSharing:
         """Return the processes that share the caches of this machine with the process of a batch pipeline."""
         workers = feed.workers or 1
-        ranks = _local_world_size()
+        ranks = local_world_size()
         return CacheSharing(
-            ranks=ranks, workers=workers, process_index=_local_rank(feed.rank, ranks) * workers + feed.worker
+            ranks=ranks, workers=workers, process_index=local_rank(feed.rank, ranks) * workers + feed.worker
         )
 
 
@@ -476,25 +497,3 @@ class LoaderArguments(LoaderConfig):
     """
 
     url: str | os.PathLike[str] | RangeReadable = field(kw_only=False)
-
-
-def _local_world_size() -> int:
-    """Return the number of ranks on this machine."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if not ranks.isdecimal() or not int(ranks):
-        raise ConfigError(
-            f"LOCAL_WORLD_SIZE, which divides 'node:' sizes, must be an integer of at least 1, not {ranks!r}"
-        )
-    return int(ranks)
-
-
-def _local_rank(rank: int, ranks: int) -> int:
-    local = os.environ.get("LOCAL_RANK", "")
-    return int(local) if local.isdecimal() and int(local) < ranks else rank % ranks
-
-
-def _local_ranks(rank: int, world_size: int) -> range:
-    """Return the ranks of this machine: launchers number them consecutively."""
-    ranks = _local_world_size()
-    first = rank - _local_rank(rank, ranks)
-    return range(max(0, first), min(world_size, first + ranks))

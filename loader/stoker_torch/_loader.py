@@ -23,6 +23,7 @@ from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import describe_manifest, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
+from stoker._order.order import format_window
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
@@ -110,8 +111,9 @@ class Loader(Closeable):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
     ``batch[name]`` is a tensor ``[samples, *shape]`` of the column's dtype, or a :class:`RaggedColumn`. Batches own
-    their memory. (manifest version, seed, epoch, shuffle, window, lanes) fixes the order, which is the same on every
-    machine. Over all ranks an epoch delivers every sample exactly once, and every rank gets the same number of batches.
+    their memory. (manifest version, seed, epoch, shuffle, window, lanes, unit) fixes the order, which is the same on
+    every machine. Over all ranks an epoch delivers every sample exactly once, and every rank gets the same number of
+    batches.
 
     Fetching starts with the first iteration, runs on its own thread and continues across epochs. Leaving a loop early
     (``break``) abandons the epoch: the next iteration is the next epoch. After an error of the loader itself, the next
@@ -201,11 +203,12 @@ class Loader(Closeable):
     def _repr_html_(self) -> str:
         epoch, position = self._cursor.position
         manifest = self.manifest
+        window = format_window(self.config.window, self.config.order(lanes=1).unit_bytes)
         rows = [
             ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
             ("rank", f"{self.rank} of {self.world_size}"),
             ("batches", self._format_batches()),
-            ("order", f"shuffle {self.config.shuffle}, seed {self.config.seed}, window {self.config.window}"),
+            ("order", f"shuffle {self.config.shuffle}, seed {self.config.seed}, {window}"),
             ("memory", format_bytes(self.config.memory_bytes())),
             ("next", f"epoch {epoch}, position {position:,}"),
         ]

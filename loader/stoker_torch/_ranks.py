@@ -75,6 +75,29 @@ def _is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def local_world_size() -> int:
+    """Return the number of ranks on this machine."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not ranks.isdecimal() or not int(ranks):
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE, which divides 'node:' sizes, must be an integer of at least 1, not {ranks!r}"
+        )
+    return int(ranks)
+
+
+def local_rank(rank: int, ranks: int) -> int:
+    """Return the number of a rank among the ranks of this machine."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if local.isdecimal() and int(local) < ranks else rank % ranks
+
+
+def local_ranks(rank: int, world_size: int) -> range:
+    """Return the ranks of this machine: launchers number them consecutively."""
+    ranks = local_world_size()
+    first = rank - local_rank(rank, ranks)
+    return range(max(0, first), min(world_size, first + ranks))
+
+
 def compare_ranks(settings: Mapping[str, object], world_size: int) -> None:
     """Check that every rank has the same settings: a collective operation under torch.distributed, else no effect.
 

@@ -33,7 +33,8 @@ from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
 
 _FORMAT = 1
-_MINIMA = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
+_MINIMA = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1, "unit": 1}
+_OPTIONAL = ("limit", "unit")
 _EQUIVALENT_SHUFFLES = {"full", "materialized"}
 """Shuffles with the same sequence, so that a state of one can be loaded by the other."""
 _INTEGER_END = 1 << 64  # numbers of the order are counted in words of 64 bits
@@ -61,9 +62,10 @@ class SourceState:
         version: version of the manifest.
         seed: seed of the order.
         shuffle: name of the shuffle.
-        window: super-samples mixed at a time, per lane.
+        window: super-samples, or units, mixed at a time, per lane.
         lanes: number of parts that the order is cut into.
         limit: number of samples delivered per epoch, None for all.
+        unit: size of a unit in bytes, None if whole super-samples are mixed.
     """
 
     dataset: str
@@ -73,6 +75,7 @@ class SourceState:
     window: int
     lanes: int
     limit: int | None
+    unit: int | None = None
     _OWNER: ClassVar[str]
     _COMPARED_SETTINGS: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
 
@@ -87,6 +90,7 @@ class SourceState:
             **position: attributes of the subclass: the position.
         """
         fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit")}
+        fixed["unit"] = config.order(lanes=1).unit_bytes
         return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **position)
 
     @classmethod
@@ -118,7 +122,10 @@ class SourceState:
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values, with ``rest``; ``sources`` has room for more than one data set."""
-        return {"format": _FORMAT, **rest, "sources": [_source_values(self)]}
+        values = _source_values(self)
+        if self.unit is None:
+            del values["unit"]  # which earlier releases do not read
+        return {"format": _FORMAT, **rest, "sources": [values]}
 
     def check(self, current: SourceState, config: StreamConfig) -> None:
         """Check that this state can be loaded by a loader.
@@ -130,7 +137,7 @@ class SourceState:
         Raises:
             StateError: this state is of another data set or order.
         """
-        for name in ("dataset", "seed", "shuffle", "window", "limit"):
+        for name in ("dataset", "seed", "shuffle", "unit", "window", "limit"):
             saved, expected = getattr(self, name), getattr(current, name)
             if saved != expected and not (name == "shuffle" and {saved, expected} == _EQUIVALENT_SHUFFLES):
                 raise StateError(
@@ -167,7 +174,7 @@ def _parse_source(state: Mapping[str, Any]) -> dict[str, Any]:
     (source,) = state["sources"]
     values = _source_values(SourceState(**source))
     for name, minimum in _MINIMA.items():
-        if name != "limit" or values[name] is not None:
+        if name not in _OPTIONAL or values[name] is not None:
             read_integer(values, name, minimum)
     for name in ("dataset", "shuffle"):
         if not isinstance(values[name], str):

@@ -17,6 +17,7 @@ from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import PLAIN_KEY, TableRows, html_table, text_table, to_plain
+from stoker._order.order import format_window
 from stoker._stores.object_store import price_key
 from stoker.errors import MemoryBudgetError
 
@@ -31,7 +32,7 @@ class LoaderPlan:
         steps: batches of the epoch on this rank.
         super_samples: super-samples of the data set.
         shuffle: name of the shuffle, as in :class:`StreamConfig`.
-        window: super-samples mixed at a time, per lane.
+        window: super-samples, or units, mixed at a time, per lane.
         lanes: number of parts that the order is cut into.
         lanes_read: number of lanes that this rank reads.
         get_requests: expected GET requests of this rank, without hedges and retries.
@@ -39,9 +40,10 @@ class LoaderPlan:
         dollars: price of these requests and bytes, from the price file.
         amplification: bytes read by all ranks together, divided by the size of the data set.
         memory_bytes: memory of the ring and the manifest; if the ring holds groups, also of heads and hedge buffers.
-        slots: number of super-samples, or groups of samples, that the ring holds.
+        slots: number of super-samples, units or groups of samples that the ring holds.
         by_groups: whether the ring holds groups of samples, read by ranges, instead of whole super-samples.
         readers: number of readers that share the epoch: ranks, or the workers of all ranks.
+        unit_bytes: size of a unit, None if whole super-samples are mixed.
 
     Example:
         >>> with Loader("s3://bucket/train", batch_size=64) as loader:
@@ -66,6 +68,7 @@ class LoaderPlan:
     slots: int
     by_groups: bool
     readers: int
+    unit_bytes: int | None = None
 
     @classmethod
     def of(cls, feed: BatchPipeline, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
@@ -96,6 +99,7 @@ class LoaderPlan:
             slots=feed.source.slots.slots,
             by_groups=feed.source.slots.holds_groups,
             readers=partition.readers,
+            unit_bytes=order.unit_bytes,
         )
 
     @rename_arguments("LoaderPlan.check_dollars", {"most_dollars": "max_dollars"})
@@ -114,13 +118,20 @@ class LoaderPlan:
                 "memory"
             )
 
+    @property
+    def _slot_kind(self) -> str:
+        if self.unit_bytes is not None:
+            return " of units"
+        return " of groups" if self.by_groups else ""
+
     def __str__(self) -> str:
         return (
             f"{format_count(self.samples, 'sample')} in {format_count(self.super_samples, 'super-sample')}, "
             f"{format_count(self.steps, 'step')} an epoch; "
-            f"shuffle {self.shuffle}, window {self.window}, lanes {self.lanes_read} of {self.lanes}; "
+            f"shuffle {self.shuffle}, {format_window(self.window, self.unit_bytes)}, "
+            f"lanes {self.lanes_read} of {self.lanes}; "
             f"{format_count(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
-            f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{' of groups' if self.by_groups else ''})"
+            f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{self._slot_kind})"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import warnings
 from collections import Counter
@@ -16,10 +17,13 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.range_plan import ReadLimits, SampleGroup
+from stoker._fetch.range_plan import ReadLimits
+from stoker._fetch.units import UnitReader
 from stoker._memory.ring import Ring
+from stoker._memory.unit_ring import UnitRing
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PlannedStep, PositionRange
+from stoker._order.units import Units
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
 from stoker.testing import run_virtual
 from support.fault_profiles import faulty_profile
@@ -38,12 +42,18 @@ SLOT_BYTES = 12_000
 FIRSTS = np.cumsum([0, *COUNTS])
 
 
+UNIT_BYTES = 2000
+UNITS = Units.of(MANIFEST.rows, UNIT_BYTES)
+
+
 class Run:
     """One epoch of groups, from a store that the test spoils, into a ring of four slots."""
 
+    order = OrderConfig(shuffle="full", seed=1)
+
     def __init__(self, seed: int, profile: StoreProfile | None = None, **config: Any) -> None:
         self.store = FaultyStore(OBJECTS, profile=profile or StoreProfile(), seed=seed)
-        self.ring = Ring(4, SLOT_BYTES)
+        self.ring = self.create_ring()
         self.fetcher = Fetcher(
             self.store,
             ring=self.ring,
@@ -53,17 +63,22 @@ class Run:
         )
         self.columns = dict(SCHEMA)
         limits = ReadLimits(slot_bytes=SLOT_BYTES, gap_bytes=2000, range_bytes=SLOT_BYTES // 32)
-        self.reading = SampleGroupReader(MANIFEST, self.columns, self.fetcher, self.ring, limits)
-        self.items: list[Item[SampleGroup]] = []
+        self.reading = self.create_reader(limits)
+        self.items: list[Item[Any]] = []
         self.delivered: list[int] = []
+
+    def create_ring(self) -> Ring:
+        return Ring(4, SLOT_BYTES)
+
+    def create_reader(self, limits: ReadLimits) -> Any:
+        return SampleGroupReader(MANIFEST, self.columns, self.fetcher, self.ring, limits)
 
     async def play(self) -> None:
         """Deliver the epoch; the first error ends it."""
         await self.reading.prepare()
         partition = RankSharding(samples=len(SAMPLES), batch_size=16)
-        order = OrderConfig(shuffle="full", seed=1)
-        steps = self.reading.steps(PositionRange(order=order, sharding=partition, end_epoch=1))
-        planned: list[PlannedStep[SampleGroup]] = []
+        steps = self.reading.steps(PositionRange(order=self.order, sharding=partition, end_epoch=1))
+        planned: list[PlannedStep[Any]] = []
         while (step := steps.next()) is not None:
             planned.append(step)
             self.items += [Item(index, group, step.number) for index, group in step.first_uses]
@@ -74,6 +89,8 @@ class Run:
             for step in planned:
                 prefetcher.advance(step.number, 0)
                 for segment in step.segments:
+                    for item in segment.released_before:
+                        prefetcher.release(item)
                     slots = [await prefetcher.wait(item) for item in segment.items]
                     await asyncio.sleep(0.01)
                     self._use(slots, *segment.row_indices())
@@ -99,11 +116,25 @@ class Run:
         return (now.free, self.store.active, self.fetcher._reader._limiter.held) == (self.ring.slots, 0, 0)
 
 
-def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
+class UnitRun(Run):
+    """One epoch of units in a window of 8, in memory for about ten units."""
+
+    order = OrderConfig(window=8, seed=1, unit_bytes=UNIT_BYTES)
+
+    def create_ring(self) -> Ring:
+        return UnitRing(40, 14 * UNIT_BYTES, 64)
+
+    def create_reader(self, limits: ReadLimits) -> Any:
+        assert isinstance(self.ring, UnitRing)
+        return UnitReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, UNITS)
+
+
+@pytest.mark.parametrize("kind", [Run, UnitRun])
+def test_random_faults_spoil_no_value_and_leave_nothing(kind: type[Run]) -> None:
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     for seed in range(60):
-        run = Run(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
+        run = kind(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
         run_virtual(run.play())
         assert sorted(run.delivered) == list(range(len(SAMPLES)))
         assert run.leaves_nothing()
@@ -145,8 +176,9 @@ def spoil(run: Run, row: int, place: int) -> str:
     return key
 
 
-def test_a_value_spoilt_at_rest_is_an_error_that_names_object_column_and_row() -> None:
-    run = Run(0)
+@pytest.mark.parametrize("kind", [Run, UnitRun])
+def test_a_value_spoilt_at_rest_is_an_error_that_names_object_column_and_row(kind: type[Run]) -> None:
+    run = kind(0)
     key = spoil(run, 2, -1)
     with pytest.raises(FetchError, match=rf"{key} is corrupt: .* \(column 'sound' of row 43 is not what was packed\)"):
         run_virtual(run.play())
@@ -163,6 +195,32 @@ def test_a_head_spoilt_at_rest_is_an_error_before_anything_is_delivered_and_can_
     run.store.objects[key] = OBJECTS[key]
     run_virtual(run.play())
     assert sorted(run.delivered) == list(range(len(SAMPLES)))
+
+
+def test_an_item_spoilt_at_rest_can_be_read_by_the_next_run_in_the_same_memory() -> None:
+    run = UnitRun(0)
+    key = spoil(run, 3, 100)
+    with pytest.raises(FetchError, match=f"{key}.*its head"):
+        run_virtual(run.play())
+    assert run.leaves_nothing()
+    run.store.objects[key] = OBJECTS[key]
+    run.items, run.delivered = [], []
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+
+
+def test_a_unit_that_fails_ahead_of_the_consumer_is_fetched_again_in_its_own_memory() -> None:
+    """Seeds with outages at other times: whichever units fail, with or without memory, the rest waits in turn."""
+    again = 0
+    for first in range(2, 60, 3):
+        run = UnitRun(first, StoreProfile(tail_sigma=0.0), attempts=1, hedge=False)
+        run.store.script = lambda number, key, first=first: "reset" if first <= number < first + 6 else None
+        with contextlib.suppress(FetchError):  # of a unit that the consumer waited for
+            run_virtual(run.play())
+            assert sorted(run.delivered) == list(range(len(SAMPLES)))
+            again += run.fetcher.stats.failed > 0
+        assert run.leaves_nothing()
+    assert again > 5
 
 
 def test_a_replaced_object_is_reported_or_accepted_on_its_checksums() -> None:
@@ -188,9 +246,10 @@ def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
     assert run.leaves_nothing()
 
 
+@pytest.mark.parametrize("kind", [Run, UnitRun])
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
-def test_cancelling_at_any_time_leaves_nothing(seconds: float) -> None:
-    run = Run(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
+def test_cancelling_at_any_time_leaves_nothing(kind: type[Run], seconds: float) -> None:
+    run = kind(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
 
     async def main() -> None:
         playing = asyncio.create_task(run.play())

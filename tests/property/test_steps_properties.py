@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker import Order, OrderConfig
 from stoker._memory.budget import window_items
+from stoker._order.order import Shuffle
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker._order.units import Units
@@ -42,7 +43,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     samples = draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
-    shuffle = draw(st.sampled_from(["none", "block", "window", "full"]))
+    shuffle: Shuffle = draw(st.sampled_from(["none", "block", "window", "full"]))
     order = OrderConfig(
         seed=draw(st.integers(0, 2**64 - 1)),
         shuffle=shuffle,

@@ -10,12 +10,21 @@ import pytest
 
 import stoker
 from stoker import OrderConfig, Schema
-from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots, window_items
+from stoker._memory.budget import (
+    SlotPlan,
+    UnitSizes,
+    max_sample_bytes,
+    plan_group_slots,
+    plan_slots,
+    plan_unit_slots,
+    window_items,
+)
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.sharding import RankSharding
+from stoker._order.units import Units
 from stoker.errors import MemoryBudgetError
 from support.packed_objects import packed_objects
-from support.supersamples import manifest_of
+from support.supersamples import EVERY_KIND, manifest_of, samples_of
 
 MANIFEST = manifest_of(["v1"] * 40)
 MANIFEST_BYTES = 1234
@@ -120,3 +129,38 @@ def test_the_most_of_a_sample_is_exact_for_fixed_columns_and_enough_for_ragged_o
     assert max_sample_bytes(manifest, {"image": schema["image"], "mask": schema["mask"]}) == 3500
     assert max_sample_bytes(manifest, {"b": schema["b"]}) >= 9000
     assert max_sample_bytes(manifest, dict(schema)) >= 12500
+
+
+@pytest.mark.parametrize("columns", [("image",), ("image", "jpeg"), ("label",)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_minimum_for_units_is_exact_and_their_memory_is_within_the_budget(
+    columns: tuple[str, ...], workers: int
+) -> None:
+    manifest, _ = packed_objects(EVERY_KIND, samples_of(EVERY_KIND, 60), [20, 25, 15])
+    order = OrderConfig(window=5, lanes=2, unit_bytes=300)
+    units = Units.of(manifest.rows, 300)
+    wanted = {name: EVERY_KIND[name] for name in columns}
+    sizes = UnitSizes.of(manifest, wanted, units)
+    assert (sizes.max_bytes == sizes.expected_bytes) == all(column.is_fixed for column in wanted.values())
+
+    def plan_units(memory_bytes: int) -> SlotPlan:
+        return plan_unit_slots(
+            units=len(units),
+            sizes=sizes,
+            order=order,
+            sharding=RankSharding(samples=60, lanes=2, batch_size=6),
+            manifest_bytes=MANIFEST_BYTES,
+            head_bytes=777,
+            hedge_buffers=2,
+            memory_bytes=memory_bytes,
+            workers=workers,
+        )
+
+    figure = figure_of(plan_units)
+    least, ample = plan_units(figure), plan_units(100 * figure)
+    assert least.size_bytes * workers == figure
+    assert least.slots >= least.window_slots + 2 == 12
+    assert least.holds_units
+    assert ample.slots <= least.slots + len(units) + 2
+    with pytest.raises(MemoryBudgetError, match=f"memory={figure} "):
+        plan_units(figure - 1)

@@ -61,8 +61,8 @@ def test_the_golden_file_of_units_is_what_the_independent_script_computes() -> N
 def test_the_order_of_units_is_the_golden_one(golden: make_order.UnitCase) -> None:
     case, unit_bytes = golden["case"], golden["unit_bytes"]
     units = units_of(golden["super_samples"], golden["body_bytes"], unit_bytes)
-    settings = {name: case[name] for name in ("seed", "window", "lanes")}  # type: ignore[literal-required]
-    order = Order(units, OrderConfig(unit_bytes=unit_bytes, **settings), case["epoch"])
+    config = OrderConfig(unit_bytes=unit_bytes, seed=case["seed"], window=case["window"], lanes=case["lanes"])
+    order = Order(units, config, case["epoch"])
     assert units.samples.tolist() == case["samples"]
     assert order.at(0, min(500, order.samples)).tolist() == case["ids"]
 

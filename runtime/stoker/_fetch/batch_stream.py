@@ -25,6 +25,7 @@ from stoker._fetch.gather import Columns, RowLocations, concatenate, gather
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.super_samples import SuperSampleReader
+from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._memory.ring import PagePrefaulter, RingStateError
 from stoker._order.order import EpochLayout
@@ -34,10 +35,10 @@ from stoker.errors import StokerError
 
 Ref = TypeVar("Ref")
 
-RowReader = SuperSampleReader | SampleGroupReader
-"""Reads items into ring slots: super-samples or columns of them; or groups of samples from any super-samples.
+RowReader = SuperSampleReader | SampleGroupReader | UnitReader
+"""Reads items into ring slots: super-samples or columns of them; groups of samples from any super-samples; or units.
 
-Both deliver the same batches.
+For the same order, all deliver the same batches.
 """
 
 

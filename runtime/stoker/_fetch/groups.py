@@ -9,6 +9,7 @@ has up to twice as many batches as the one before, so that the first batch only 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from stoker._fetch.range_plan import (
     MAX_GROUP_SAMPLES,
     ReadForecast,
     ReadLimits,
+    ReadPlan,
     SampleGroup,
     ValueRanges,
     forecast_groups,
@@ -148,7 +150,7 @@ def _row_range(start: int, end: int) -> RowIndices:
 
 
 class HeadMemory:
-    """All heads of a data set, in one block of memory; nothing is allocated or read before :meth:`load`.
+    """The heads of a data set, in one block of memory; nothing is allocated or read before the first load.
 
     A head contains the offsets of ragged columns, the checksum of every value, and the small columns, so any sample can
     be located and verified.
@@ -165,6 +167,8 @@ class HeadMemory:
         self._head_offsets = _head_offsets(manifest)
         self._starts: dict[str, NDArray[np.int64]] = {}
         self._memory: memoryview | None = None
+        self._is_loaded = np.zeros(len(manifest), bool)
+        self._loading: dict[int, asyncio.Event] = {}
 
     @staticmethod
     def size_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
@@ -179,19 +183,37 @@ class HeadMemory:
             StoreError: a head could not be read.
             FormatError: a head does not match the manifest.
         """
-        if self._memory is not None:
-            return
-        memory = anonymous_memory(int(self._head_offsets[-1]))
-        starts = {tensor: np.empty(len(self._manifest), np.int64) for tensor in _tensor_names(self._columns)}
+        missing = np.flatnonzero(~self._is_loaded).tolist()
+        concurrency = min(len(missing), fetcher.config.max_concurrency)
+        await for_each(missing, partial(self.load_head, fetcher), concurrency=concurrency)
 
-        async def read(row: int) -> None:
-            into = memory[int(self._head_offsets[row]) : int(self._head_offsets[row + 1])]
-            head = await fetch_head(fetcher, self._manifest, row, into, urgent=True)
-            for tensor, table in starts.items():
-                table[row] = head.starts[tensor]
+    async def load_head(self, fetcher: Fetcher, row: int) -> None:
+        """Read and verify the head of a super-sample, by manifest row. Idempotent; calls at the same time read once.
 
-        await for_each(range(len(self._manifest)), read, concurrency=fetcher.config.max_concurrency)
-        self._memory, self._starts = memory, starts
+        Raises:
+            StoreError: the head could not be read.
+            FormatError: the head does not match the manifest.
+        """
+        while not self._is_loaded[row]:
+            if (other := self._loading.get(row)) is not None:
+                await other.wait()
+                continue
+            ended = self._loading[row] = asyncio.Event()
+            try:
+                await self._read(fetcher, row)
+            finally:
+                del self._loading[row]
+                ended.set()
+
+    async def _read(self, fetcher: Fetcher, row: int) -> None:
+        if self._memory is None:
+            self._memory = anonymous_memory(int(self._head_offsets[-1]))
+            self._starts = {tensor: np.empty(len(self._manifest), np.int64) for tensor in _tensor_names(self._columns)}
+        into = self._memory[int(self._head_offsets[row]) : int(self._head_offsets[row + 1])]
+        head = await fetch_head(fetcher, self._manifest, row, into, urgent=True)
+        for tensor, table in self._starts.items():
+            table[row] = head.starts[tensor]
+        self._is_loaded[row] = True
 
     @property
     def memory(self) -> memoryview:
@@ -238,8 +260,8 @@ def _tensor_names(columns: Mapping[str, Column]) -> list[str]:
     return [CHECKSUMS, *offsets, *columns]
 
 
-class SampleGroupReader:
-    """Reads items that are groups; fetches on the event loop, locates rows on any thread. All heads stay in memory.
+class RangedGroupReader:
+    """Reads groups of samples into a ring by ranges, and locates their rows; see the subclasses for the items.
 
     Args:
         manifest: index of the data set.
@@ -265,6 +287,55 @@ class SampleGroupReader:
         self._large = [name for name, column in columns.items() if not is_small(column)]
         self._groups_by_slot: dict[int, tuple[SampleGroup, NDArray[np.int64]]] = {}
 
+    def count_slots(self, ref: object) -> int:
+        """Return the number of slots that an item takes: one."""
+        return 1
+
+    def _values(self, group: SampleGroup) -> ValueRanges:
+        """Return the large values of a group, of loaded heads."""
+        starts, ends = self._heads.extents(self._large, group)
+        checksums = self._heads.checksums(self._large, group)
+        return ValueRanges(samples=group, columns=self._large, starts=starts, ends=ends, checksums=checksums)
+
+    async def _read(
+        self, slot: int, values: ValueRanges, reads: ReadPlan, into: memoryview, offset: int, *, urgent: bool
+    ) -> None:
+        """Read the values of a slot into the memory at an offset of the ring's."""
+        fetcher, manifest = self._fetcher, self._manifest
+        addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
+        self._groups_by_slot[slot] = values.samples, addresses + offset
+
+    def locate(self, slots: Sequence[int], slot_indices: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
+        """Return the locations of samples of groups.
+
+        Args:
+            slots: slots of the groups.
+            slot_indices: ``int64 [samples]``, index into ``slots``.
+            rows: ``int64 [samples]``, index of the sample in its group.
+        """
+        memory, heads = self._ring.memory, self._heads
+        used, indices = np.unique(slot_indices, return_inverse=True)
+        placed = [self._groups_by_slot[slots[index]] for index in used.tolist()]
+        firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
+        places = firsts[indices] + rows
+        addresses = np.concatenate([addresses for _, addresses in placed], axis=1)[:, places]
+        samples = SampleGroup.concatenate([group for group, _ in placed])[places]
+        large = dict(zip(self._large, addresses, strict=True))
+        values: dict[str, ValueLocations] = {}
+        for name, column in self.columns.items():
+            if not column.is_fixed:
+                starts, ends = heads.extents([name], samples)
+                values[name] = ValueLocations(memory, large[name], (ends - starts)[0] // column.element_bytes)
+            elif name in large:
+                values[name] = ValueLocations(memory, large[name])
+            else:
+                values[name] = ValueLocations(heads.memory, heads.addresses(name, samples, column.element_bytes))
+        return RowLocations(samples.super_samples, samples.rows, values)
+
+
+class SampleGroupReader(RangedGroupReader):
+    """Reads items that are groups; fetches on the event loop, locates rows on any thread. All heads stay in memory."""
+
     async def prepare(self) -> None:
         """Read all heads on the first call.
 
@@ -288,10 +359,6 @@ class SampleGroupReader:
         sizes: NDArray[np.int64] = (ends - starts).sum(axis=0)
         return sizes
 
-    def count_slots(self, ref: SampleGroup) -> int:
-        """Return the number of slots that a group takes: one."""
-        return 1
-
     async def fetch(self, ref: SampleGroup, *, urgent: bool = False) -> int:
         """Return a READY slot with the large values of a group.
 
@@ -301,41 +368,7 @@ class SampleGroupReader:
         """
         ring = self._ring
         with ring.fill_slot(f"{len(ref)} samples", 0) as slot:
-            starts, ends = self._heads.extents(self._large, ref)
-            checksums = self._heads.checksums(self._large, ref)
-            values = ValueRanges(samples=ref, columns=self._large, starts=starts, ends=ends, checksums=checksums)
-            manifest = self._manifest
-            fetcher = self._fetcher
+            values = self._values(ref)
             into = ring.view(slot, ring.slot_bytes)
-            reads = values.plan(self._limits)
-            addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
-            self._groups_by_slot[slot] = ref, addresses
+            await self._read(slot, values, values.plan(self._limits), into, ring.offset(slot), urgent=urgent)
         return slot
-
-    def locate(self, slots: Sequence[int], slot_indices: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
-        """Return the locations of samples of groups.
-
-        Args:
-            slots: slots of the groups.
-            slot_indices: ``int64 [samples]``, index into ``slots``.
-            rows: ``int64 [samples]``, index of the sample in its group.
-        """
-        ring, heads = self._ring, self._heads
-        placed = [self._groups_by_slot[slot] for slot in slots]
-        firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
-        places = firsts[slot_indices] + rows
-        addresses = np.concatenate(
-            [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
-        )[:, places]
-        samples = SampleGroup.concatenate([group for group, _ in placed])[places]
-        large = dict(zip(self._large, addresses, strict=True))
-        values: dict[str, ValueLocations] = {}
-        for name, column in self.columns.items():
-            if not column.is_fixed:
-                starts, ends = heads.extents([name], samples)
-                values[name] = ValueLocations(ring.memory, large[name], (ends - starts)[0] // column.element_bytes)
-            elif name in large:
-                values[name] = ValueLocations(ring.memory, large[name])
-            else:
-                values[name] = ValueLocations(heads.memory, heads.addresses(name, samples, column.element_bytes))
-        return RowLocations(samples.super_samples, samples.rows, values)

@@ -28,11 +28,14 @@ from stoker._fetch.look_ahead import LookAhead
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadForecast, ReadLimits
 from stoker._fetch.super_samples import SuperSampleReader
+from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest
-from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots
+from stoker._memory.budget import SlotPlan, UnitSizes, max_sample_bytes, plan_group_slots, plan_slots, plan_unit_slots
 from stoker._memory.ring import PagePrefaulter, Ring, anonymous_memory
+from stoker._memory.unit_ring import UnitRing
 from stoker._order.sharding import Sharding
 from stoker._order.steps import PositionRange
+from stoker._order.units import Units
 from stoker.abc import Readable
 from stoker.errors import MemoryBudgetError, StokerError
 
@@ -63,7 +66,7 @@ class OpenDataset:
         dataset: data set to read.
         config: settings of the pipeline.
         copy_rows: copies rows out of the ring.
-        tier_set: tiers to read super-samples from first; not used if samples are read in groups.
+        tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
         process: memory and counters, which data sets use in turn.
 
     Raises:
@@ -94,7 +97,7 @@ class OpenDataset:
         self.slots: SlotPlan = self._plan_slots()
         tier_set = TierSet() if self.slots.holds_groups else tier_set
         self.tiers = tier_set.tiers
-        self.ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=process.allocate)
+        self.ring = self._create_ring()
         self.fetcher = Fetcher(
             dataset.store,
             config=config.fetch,
@@ -105,18 +108,45 @@ class OpenDataset:
             is_start=True,
             counters=process.counters,
         )
-        parts = manifest, self.columns, self.fetcher, self.ring
-        self.reader: RowReader = (
-            SampleGroupReader(*parts, ReadLimits.of(self.slots), copy_rows)
-            if self.slots.holds_groups
-            else SuperSampleReader(*parts, copy_rows)
-        )
+        self.reader = self._create_reader(copy_rows)
+
+    def _create_ring(self) -> Ring:
+        slots = self.slots
+        if not slots.holds_units:
+            return Ring(slots.slots, slots.slot_bytes, allocate=self.process.allocate)
+        size_bytes = slots.slots * slots.slot_bytes
+        # Some units are smaller than planned, and some wait for room.
+        return UnitRing(2 * slots.slots, size_bytes, slots.granule_bytes, allocate=self.process.allocate)
+
+    def _create_reader(self, copy_rows: GatherRows) -> RowReader:
+        parts = self.dataset.manifest, self.columns, self.fetcher
+        if isinstance(self.ring, UnitRing):
+            return UnitReader(*parts, self.ring, ReadLimits.of(self.slots), self._units, copy_rows)
+        if self.slots.holds_groups:
+            return SampleGroupReader(*parts, self.ring, ReadLimits.of(self.slots), copy_rows)
+        return SuperSampleReader(*parts, self.ring, copy_rows)
+
+    @cached_property
+    def _units(self) -> Units:
+        return Units.of(self.dataset.manifest.rows, self.config.order.unit_bytes)
 
     def _plan_slots(self) -> SlotPlan:
         """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
         manifest, config = self.dataset.manifest, self.config
         manifest_bytes = manifest.file_bytes + config.held_bytes
         sharers = config.workers or 1
+        if config.order.unit_bytes is not None:
+            return plan_unit_slots(
+                units=len(self._units),
+                sizes=UnitSizes.of(manifest, self.columns, self._units),
+                order=config.order,
+                sharding=self.partition,
+                manifest_bytes=manifest_bytes,
+                head_bytes=HeadMemory.size_bytes(manifest, self.columns),
+                hedge_buffers=config.fetch.hedge_burst,
+                memory_bytes=config.memory_bytes,
+                workers=sharers,
+            )
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
         except MemoryBudgetError:
@@ -165,7 +195,7 @@ class BatchPipeline:
         thread: thread that fetches; the store must be used on it only.
         copy_rows: copies rows out of the ring.
         recorder: records fetches and waits; None for no record.
-        tier_set: tiers to read super-samples from first; not used if samples are read in groups.
+        tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
 
     Raises:
         MemoryBudgetError: the memory is too small; names the figure that fits.

@@ -189,6 +189,7 @@ class Prefetcher(Generic[Ref]):
             return slot
         self.stats.waits += 1
         self._last_wanted = max(self._last_wanted, index)
+        self._ring.demand(index)
         self._wait_begun_seconds[index] = asyncio.get_running_loop().time()
         self._retry_failed()
         try:

@@ -24,6 +24,7 @@ from stoker._format.supersample import is_small
 from stoker._memory.budget import SlotPlan
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Sharding
+from stoker._order.units import Units
 from stoker.errors import ChecksumError
 
 MAX_GROUP_SAMPLES = 1 << 16
@@ -181,6 +182,11 @@ class ValueRanges:
     ends: NDArray[np.int64]
     checksums: NDArray[np.uint32]
 
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes of all values."""
+        return int((self.ends - self.starts).sum())
+
     def plan(self, limits: ReadLimits) -> ReadPlan:
         """Return how to read the values, which are numbered column by column."""
         objects = np.tile(self.samples.super_samples, len(self.columns))
@@ -231,17 +237,18 @@ class ReadForecast:
     size_bytes: int
 
 
-def count_super_samples_read(manifest: Manifest, order: OrderConfig, partition: Sharding) -> int:
-    """Return the expected number of super-samples that a rank reads in an epoch.
+def count_units_read(manifest: Manifest, order: OrderConfig, partition: Sharding) -> int:
+    """Return the expected number of units that a rank reads in an epoch: super-samples, unless the order has units.
 
     For ``full``, those with at least one of the rank's samples: ``n (1 - (1 - share)**rows)``. For other orders, those
     in the delivered part of each of its lanes, estimated from one lane.
     """
-    count = len(manifest)
+    units = Units.of(manifest.rows, order.unit_bytes)
+    count = len(units)
     if order.shuffle == "full":
         share = min(1.0, partition.samples / manifest.samples / partition.readers)
         return round(count * (1.0 - float((1.0 - share) ** (manifest.samples / count))))
-    lane = Order(manifest.rows.samples, order, epoch=0).lane(int(partition.own_lanes[0]))
+    lane = Order(units, order, epoch=0).lane(int(partition.own_lanes[0]))
     delivered = -(-partition.samples // partition.lanes)
     return min(count, len(partition.own_lanes) * int(np.searchsorted(lane.first_places(), delivered)))
 

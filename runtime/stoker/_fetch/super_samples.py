@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker._base.checksum import crc32c
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gather_rows
-from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_super_samples_read, mean_row_bytes, plan_reads
+from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_units_read, mean_row_bytes, plan_reads
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_wide
@@ -156,7 +156,7 @@ class SuperSampleReader:
         If only some columns are read, each column outside the head counts as one request.
         """
         manifest = self._manifest
-        count = count_super_samples_read(manifest, order, partition)
+        count = count_units_read(manifest, order, partition)
         if self._is_wide and (shares := read_shares(manifest, self.columns)):
             return ReadForecast(count * len(shares), round(sum(shares) * manifest.size_bytes / len(manifest) * count))
         rows = mean_row_bytes(manifest, self.columns)

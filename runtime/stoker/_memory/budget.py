@@ -9,11 +9,15 @@ Worker processes divide the budget of their rank: each plans its part, and an er
 ``full`` needs the whole data set in memory. If it does not fit, samples are read in groups: the budget then covers the
 heads of all super-samples, a few large slots, and small buffers for hedges.
 
+If a ``window`` order has units, the budget covers the heads of all super-samples, units instead of super-samples, and
+small buffers for hedges.
+
 Random access has no ring: it borrows bytes for heads and values, and waits if none are left.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ from stoker._format.supersample import is_small
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Sharding
+from stoker._order.units import Units
 from stoker.errors import MemoryBudgetError
 
 _MAX_WASTE = 0.25
@@ -45,6 +50,13 @@ _HEDGE_BUFFER_SHARE = 16
 """Size of a slot divided by the size of a group's hedge buffer."""
 
 
+UNIT_GAP_SHARE = 16
+"""Size of a unit's values divided by that of the gaps between them that may be read with them."""
+_UNIT_SLACK = 1.25
+"""Memory of a window of units of varying sizes, divided by its expected size: the sum of hundreds varies little, and
+what is released leaves gaps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
     """The division of a memory budget.
@@ -52,14 +64,15 @@ class SlotPlan:
     Attributes:
         slots: total number of ring slots.
         slot_bytes: size of a slot: that of the largest super-sample, or a fraction of it if the super-samples' sizes
-            differ much, or what fits if slots hold groups of samples.
-        window_slots: number of slots of the super-samples that the order needs at a time, at most.
+            differ much, or what fits if slots hold groups of samples, or the expected size of the largest unit.
+        window_slots: number of slots of the super-samples or units that the order needs at a time, at most.
         hedge_slots: number of slots reserved for hedges.
         item_slots: mean number of slots of a super-sample or group.
         manifest_bytes: memory of the manifest.
-        head_bytes: memory of all heads, if slots hold groups; otherwise 0.
-        hedge_buffers: number of hedge buffers beside the slots, if slots hold groups; otherwise 0.
+        head_bytes: memory of all heads, if slots hold groups or units; otherwise 0.
+        hedge_buffers: number of hedge buffers beside the slots, if slots hold groups or units; otherwise 0.
         hedge_buffer_bytes: size of a hedge buffer.
+        granule_bytes: multiple to which the sizes of units are rounded up, if slots hold units; otherwise 0.
     """
 
     slots: int
@@ -71,11 +84,17 @@ class SlotPlan:
     hedge_buffers: int = 0
     hedge_buffer_bytes: int = 0
     item_slots: float = 1.0
+    granule_bytes: int = 0
 
     @property
     def holds_groups(self) -> bool:
-        """Whether slots hold groups of samples instead of super-samples."""
+        """Whether slots hold groups of samples, such as units, instead of super-samples."""
         return self.head_bytes > 0
+
+    @property
+    def holds_units(self) -> bool:
+        """Whether slots hold units."""
+        return self.granule_bytes > 0
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +104,7 @@ class SlotPlan:
 
 
 def window_items(super_samples: int, order: OrderConfig, sharding: Sharding) -> int:
-    """Return the number of super-samples that a rank must hold at a time.
+    """Return the number of super-samples, or of units, that a rank must hold at a time, out of ``super_samples``.
 
     Per lane this is one for ``none``, the window for ``window``, and twice the window for ``block``, so that the next
     group arrives while one is delivered. ``full`` holds all super-samples.
@@ -209,6 +228,98 @@ def plan_group_slots(
         head_bytes=head_bytes,
         hedge_buffers=hedge_buffers,
         hedge_buffer_bytes=buffer_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """The sizes of a data set's units, without the columns in the head.
+
+    Attributes:
+        expected_bytes: expected size of the largest unit, with gaps, a multiple of 64.
+        max_bytes: maximum size of a unit; equal to ``expected_bytes`` if all columns are fixed.
+    """
+
+    expected_bytes: int
+    max_bytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, columns: Mapping[str, Column], units: Units) -> UnitSizes:
+        """Return the sizes of units with some columns: exact for fixed ones, else bounded by the super-sample."""
+        fixed = {name: c.element_bytes for name, c in manifest.schema.items() if c.is_fixed and not is_small(c)}
+        wanted_bytes = sum(fixed[name] for name in columns if name in fixed)
+        counts, unit_rows = manifest.rows.samples.astype(np.int64), units.rows_per_unit.astype(np.int64)
+        unit_rows = np.minimum(unit_rows, counts)
+        ragged_bytes = (
+            manifest.rows.size_bytes.astype(np.int64) - manifest.rows.head_bytes - counts * sum(fixed.values())
+        )
+        if all(column.is_fixed for column in columns.values()):
+            ragged_bytes = np.zeros_like(counts)
+        expected = unit_rows * wanted_bytes + np.maximum(0, ragged_bytes) * unit_rows // np.maximum(1, counts)
+        largest = unit_rows * wanted_bytes + np.maximum(0, ragged_bytes)
+        return cls(expected_bytes=_with_gaps(expected), max_bytes=_with_gaps(largest))
+
+
+def _with_gaps(sizes: NDArray[np.int64]) -> int:
+    largest = max(1, int(sizes.max(initial=0)))
+    return -(-(largest + largest // UNIT_GAP_SHARE) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def plan_unit_slots(
+    *,
+    units: int,
+    sizes: UnitSizes,
+    order: OrderConfig,
+    sharding: Sharding,
+    manifest_bytes: int,
+    head_bytes: int,
+    hedge_buffers: int,
+    memory_bytes: int,
+    workers: int = 1,
+) -> SlotPlan:
+    """Return the plan of one process for slots that hold units.
+
+    Units of varying sizes need a quarter more than their expected size, and room for the largest one possible.
+
+    Args:
+        units: number of units of the data set.
+        sizes: sizes of the units.
+        order: order of the units.
+        sharding: part of an epoch of this process.
+        manifest_bytes: memory of the manifest.
+        head_bytes: memory of all heads.
+        hedge_buffers: maximum number of concurrent hedges.
+        memory_bytes: budget of the rank.
+        workers: number of processes that divide the budget; default 1.
+
+    Raises:
+        MemoryBudgetError: the budget is too small; the message names the smallest that works.
+    """
+    slot_bytes, needed = sizes.expected_bytes, window_items(units, order, sharding)
+    minimum = needed + 2
+    if sizes.max_bytes > slot_bytes:
+        minimum = math.ceil(needed * _UNIT_SLACK) + 1 + -(-sizes.max_bytes // slot_bytes)
+    fixed_bytes = manifest_bytes + head_bytes + hedge_buffers * 2 * slot_bytes
+    slots = (memory_bytes // workers - fixed_bytes) // slot_bytes
+    if slots < minimum:
+        figure = (minimum * slot_bytes + fixed_bytes) * workers
+        raise MemoryBudgetError(
+            f"{_describe_shortage(memory_bytes, workers)}: a window of {needed} units needs room for {minimum} of "
+            f"{format_bytes(slot_bytes)} each, for the heads of all super-samples, {format_bytes(head_bytes)}, and for "
+            f"a manifest of {format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}), a smaller "
+            "window or smaller units"
+        )
+    epoch_units = -(-units // sharding.readers) + sharding.max_open_lanes()
+    return SlotPlan(
+        slots=min(slots, minimum + epoch_units),
+        slot_bytes=slot_bytes,
+        window_slots=needed,
+        hedge_slots=0,
+        manifest_bytes=manifest_bytes,
+        head_bytes=head_bytes,
+        hedge_buffers=hedge_buffers,
+        hedge_buffer_bytes=2 * slot_bytes,
+        granule_bytes=slot_bytes if sizes.max_bytes == slot_bytes else max(ALIGNMENT_BYTES, slot_bytes // 1024 * 64),
     )
 
 

@@ -198,6 +198,9 @@ class Ring:
             raise
         self.commit(slot)
 
+    def demand(self, item: int) -> None:
+        """Record that the consumer waits for an item, by number; a ring of fixed slots needs not know."""
+
     def commit(self, slot: int) -> None:
         """FILLING to READY: the bytes are complete and verified, and no transport writes to them any more."""
         self._transition(slot, "commit")

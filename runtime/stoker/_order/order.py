@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
+from stoker._base.sizes import format_bytes
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
@@ -91,7 +92,8 @@ class OrderConfig(BoundedConfig):
     unit_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_UNIT_BYTES)] | None = None
 
     def __post_init__(self) -> None:
-        if self.window is None:
+        given: object = self.window
+        if given is None:
             object.__setattr__(self, "window", DEFAULT_WINDOW if self.unit_bytes is None else DEFAULT_UNIT_WINDOW)
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if self.unit_bytes is not None and self.shuffle != "window":
@@ -99,6 +101,11 @@ class OrderConfig(BoundedConfig):
                 f"a unit of {self.unit_bytes} bytes cannot be used with shuffle {self.shuffle!r}: only 'window' "
                 "permutes units; use shuffle 'window', or no unit"
             )
+
+
+def format_window(window: int, unit_bytes: int | None) -> str:
+    """Format a window, such as ``window 8`` or ``window 256 units of 1.00 MiB``."""
+    return f"window {window}" if unit_bytes is None else f"window {window} units of {format_bytes(unit_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +306,10 @@ class Lane:
     def first_places(self) -> NDArray[np.int64]:
         """Return the place of the lane from which each piece is needed, ``int64 [pieces]``: its first block's start."""
         begins = np.concatenate([[0], self.block_ends])
-        places: NDArray[np.int64] = begins[np.arange(len(self.super_samples)) // self._group]
+        blocks = np.arange(len(self.super_samples)) // self._group
+        if self._parts > 1:
+            blocks += -(-self._parts // self._counts.astype(np.int64)) - 1  # its first part with a sample
+        places: NDArray[np.int64] = begins[blocks]
         return places
 
     def pieces_of(self, block: int) -> range:
@@ -309,6 +319,14 @@ class Lane:
             return range(block * self._group, min((block + 1) * self._group, count))
         return range(max(0, block - self._parts + 1), min(block + 1, count))
 
+    def used_pieces(self, block: int) -> NDArray[np.int64]:
+        """Return the pieces that have samples in a block, ascending; fewer than may have if the window is large."""
+        pieces = self.pieces_of(block)
+        counts = self._counts[pieces.start : pieces.stop].astype(np.int64)
+        parts = block - np.arange(pieces.start, pieces.stop) if self._parts > 1 else np.zeros(1, np.int64)
+        used: NDArray[np.int64] = np.flatnonzero((parts + 1) * counts // self._parts > parts * counts // self._parts)
+        return used + pieces.start
+
     def block(self, block: int) -> Block:
         """Return the samples of a block, in order; the most recent block is cached."""
         if self._latest is None or self._latest[0] != block:
@@ -316,15 +334,16 @@ class Lane:
         return self._latest[1]
 
     def row_indices(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``which`` and ``rows`` of the samples ``[start, end)`` of a block."""
+        """Return the samples ``[start, end)`` of a block: indices into :meth:`used_pieces`, and rows."""
         content = self.block(block)
-        return content.piece_indices[start:end], content.rows[start:end]
+        pieces = content.pieces.start + content.piece_indices[start:end]
+        return np.searchsorted(self.used_pieces(block), pieces), content.rows[start:end]
 
     def _make_block(self, block: int) -> Block:
-        pieces = self.pieces_of(block)
-        parts = [self._rows_of(piece, block) for piece in pieces]
-        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        rows = np.concatenate(parts)
+        pieces, used = self.pieces_of(block), self.used_pieces(block)
+        parts = [self._rows_of(piece, block) for piece in used.tolist()]
+        owners = np.repeat(used - pieces.start, [len(part) for part in parts])
+        rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if self._order.config.shuffle != "none":
             shuffled = _permutation(self._order, len(rows), Purpose.BLOCK, block, self._lane)
             owners, rows = owners[shuffled], rows[shuffled]

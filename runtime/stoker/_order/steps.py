@@ -179,8 +179,8 @@ class SuperSampleSteps(StepSource[int]):
             block_end = int(lane.block_ends[block])
             block_start = int(lane.block_ends[block - 1]) if block else 0
             end = min(part.end, block_end)
-            pieces = lane.pieces_of(block)
-            released_before = (*others, *held.drop_before(pieces.start))
+            pieces = lane.used_pieces(block).tolist()
+            released_before = (*others, *held.drop_before(lane.pieces_of(block).start))
             for piece in pieces:
                 if piece not in held.held:
                     held.held[piece] = self._new_item(int(lane.super_samples[piece]))

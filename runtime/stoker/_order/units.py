@@ -27,6 +27,7 @@ class Units:
     Attributes:
         samples: number of samples in each unit, integer ``[units]``.
         unit_bytes: target size of a unit's bytes; None if the super-samples are the units.
+        rows_per_unit: number of rows in each unit of a super-sample but its last, integer ``[super-samples]``.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Units:
     ) -> None:
         self.unit_bytes = unit_bytes
         self._counts, self._rows_per_unit = np.asarray(super_sample_counts), rows_per_unit
+        self.rows_per_unit: NDArray[np.integer] = self._counts if rows_per_unit is None else rows_per_unit
         self.samples: NDArray[np.integer] = self._counts if rows_per_unit is None else self._split(rows_per_unit)
 
     @classmethod
@@ -52,11 +54,6 @@ class Units:
     def __len__(self) -> int:
         """Return the number of units."""
         return len(self.samples)
-
-    @property
-    def splits_super_samples(self) -> bool:
-        """Whether units are runs of rows; if not, they are the super-samples."""
-        return self._rows_per_unit is not None
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:

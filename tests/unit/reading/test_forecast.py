@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import Array, OrderConfig, Schema
-from stoker._fetch.range_plan import count_super_samples_read
+from stoker._fetch.range_plan import count_units_read
 from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
@@ -43,4 +43,4 @@ def test_the_super_samples_of_an_epoch_are_foreseen(shuffle: Any, limit: int, la
     walked = 0
     while (step := steps.next()) is not None:
         walked += len(step.first_uses)
-    assert count_super_samples_read(index, order, partition) == pytest.approx(walked, abs=2 * lanes / world_size + 1)
+    assert count_units_read(index, order, partition) == pytest.approx(walked, abs=2 * lanes / world_size + 1)
