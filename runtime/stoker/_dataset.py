@@ -230,7 +230,8 @@ class _DatasetReader:
         Raises:
             MemoryBudgetError: the memory is too small; the message names the smallest size that works.
         """
-        memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
+        hedges, request_bytes = fetch.hedge_burst if fetch.hedge else 0, fetch.max_request_bytes
+        memory = SampleMemory.plan(manifest, hedges, memory_bytes, max_request_bytes=request_bytes)
         self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch, self._fetched)
 
     def _create_reader(self) -> SampleReader:

@@ -222,12 +222,12 @@ class EpochBound:
         return max(terms, key=terms.__getitem__)
 
 
-def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) -> EpochBound:
+def epoch_bound(workload: PlannedTraining, items_ahead: int, hit_rate: float) -> EpochBound:
     """Return the lower bound of an epoch.
 
     Args:
         workload: the training.
-        slots_ahead: number of slots of each rank for fetches ahead.
+        items_ahead: number of super-samples that each rank may fetch ahead.
         hit_rate: fraction of bytes and requests that a cache serves, 0 to 1: κ.
     """
     feed = workload.feed
@@ -236,9 +236,11 @@ def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) ->
     missed = 1.0 - hit_rate
     rng = random.Random(0)  # noqa: S311 - a model's
     first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
-    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, slots_ahead))
+    requests_each = _mean_ranges(workload)
+    requests_ahead = int(items_ahead * requests_each)
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, requests_ahead))
     rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
-    gets = missed * len(workload.manifest) * max(1, len(workload.read_shares))
+    gets = missed * len(workload.manifest) * requests_each
     return EpochBound(
         compute_seconds=workload.steps * workload.step_seconds,
         transfer_seconds=missed * workload.read_bytes / nodes / rate,
@@ -363,7 +365,7 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
     # A part of few steps leaves out a large share of its samples, with its incomplete last step.
     slower = max(1.0, workload.steps * workload.step_seconds / (small.steps * small.step_seconds))
     begun = _first_batch_seconds(cold)
-    ranges = max(1, len(workload.read_shares))
+    ranges = _mean_ranges(workload)
     lasting = _forecast_later_epoch(cold, each_for, ranges)
     first = _forecast_epoch(cold, 0, each_for, ranges).add(lasting.scale(growth - 1.0, slower - 1.0))
     first = first.delay(workload.start_seconds)
@@ -439,7 +441,14 @@ def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: fl
     return lambda feed, _: [SettledTier(devices[feed.rank // readers], hit_rate)]
 
 
-def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: int) -> EpochForecast:
+def _mean_ranges(workload: PlannedTraining) -> float:
+    """Return the mean number of requests of a super-sample: one, those of its wanted columns, or those of its size."""
+    if workload.read_shares:
+        return float(len(workload.read_shares))
+    return workload.manifest.mean_requests(workload.feed.fetch.max_request_bytes)
+
+
+def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: float) -> EpochForecast:
     """Return the forecast of an epoch from a run in which each rank represents ``each_for`` ranks.
 
     A super-sample is read in ``ranges`` requests. Fetches ahead count in the epoch that uses them. The ranges into
@@ -451,7 +460,7 @@ def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: 
     # Ranks in step also wait for the slowest one.
     wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
     reads_of = [ranges * sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
-    hits = sum(each.tier_hits.total() for each in run.epochs)
+    hits = ranges * sum(each.tier_hits.total() for each in run.epochs)
     hedges = sum(each.hedges for each in run.epochs)
     missed = 1.0 - hits / sum(reads_of)
     reads = sum(reads_of) - hits
@@ -470,7 +479,7 @@ def _epoch_count(run: SimulationResult) -> int:
     return run.epochs[-1].epoch + 1
 
 
-def _forecast_later_epoch(run: SimulationResult, each_for: float, ranges: int) -> EpochForecast:
+def _forecast_later_epoch(run: SimulationResult, each_for: float, ranges: float) -> EpochForecast:
     """Return the forecast of a later epoch: the mean of all but the first and the last."""
     several = [_forecast_epoch(run, epoch, each_for, ranges) for epoch in range(1, _epoch_count(run) - 1)]
     return reduce(EpochForecast.add, several).scale(1.0 / len(several))

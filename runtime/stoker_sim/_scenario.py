@@ -163,7 +163,10 @@ class Scenario(BoundedConfig):
         feed, manifest = self.feed, self.manifest
         fixed_bytes = manifest.file_bytes + feed.held_bytes
         sharding = feed.sharding(manifest.samples)
-        return plan_slots(manifest, fixed_bytes, feed.order, sharding, feed.memory_bytes)
+        request_bytes = feed.fetch.max_request_bytes
+        return plan_slots(
+            manifest, fixed_bytes, feed.order, sharding, feed.memory_bytes, max_request_bytes=request_bytes
+        )
 
 
 @dataclass(kw_only=True, eq=False)

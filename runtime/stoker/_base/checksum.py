@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import google_crc32c
 import numpy as np
 
@@ -22,13 +24,19 @@ def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
 
     A checksum is the remainder of a polynomial over GF(2); each byte that follows multiplies it by x**8.
     """
-    power, shifted = 1 << 23, first  # x**8, reflected
-    while second_bytes:
-        if second_bytes & 1:
-            shifted = _multiply(power, shifted)
+    return _multiply(_shift(second_bytes), first) ^ second
+
+
+@lru_cache(maxsize=256)  # the parts of one object have few sizes
+def _shift(size_bytes: int) -> int:
+    """Return x**(8 size_bytes), reflected."""
+    power, shift = 1 << 23, 1 << 31  # x**8 and 1
+    while size_bytes:
+        if size_bytes & 1:
+            shift = _multiply(power, shift)
         power = _multiply(power, power)
-        second_bytes >>= 1
-    return shifted ^ second
+        size_bytes >>= 1
+    return shift
 
 
 def _multiply(a: int, b: int) -> int:

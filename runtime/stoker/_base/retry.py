@@ -84,6 +84,12 @@ class SuspensionAwareDeadline:
             self._seconds = seconds, grace_seconds
             self._set_timer()
 
+    def restart(self) -> None:
+        """Count from now on, if the deadline has started: there was progress."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._set_timer()
+
     def expires_within(self, wait_seconds: float) -> bool:
         """Return whether no attempt may begin after a wait of ``wait_seconds``."""
         return wait_seconds >= self.left_seconds

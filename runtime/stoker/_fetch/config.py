@@ -53,9 +53,9 @@ class FetchConfig(BoundedConfig):
         148.0
 
     Attributes:
-        deadline_seconds: time to fetch one object, in seconds, from when its first request may be sent. A request in
-            flight then may go on for the time that the object takes at ``min_bytes_per_second``. In an outage, this
-            limit normally ends the retries.
+        deadline_seconds: time to fetch one object, in seconds, from when its first request may be sent, or the first
+            one for the last of its ranges. A request in flight then may go on for the time that the object takes at
+            ``min_bytes_per_second``. In an outage, this limit normally ends the retries.
         attempts: maximum number of requests for one range, not counting hedges.
         attempt_seconds: time limit of one request, in seconds, in addition to the time that its bytes take at
             ``min_bytes_per_second``.
@@ -80,7 +80,10 @@ class FetchConfig(BoundedConfig):
         start_concurrency: initial limit of requests in flight.
         min_concurrency: minimum limit of requests in flight, even if the store throttles.
         max_concurrency: maximum limit of requests in flight.
-        split_parts: maximum number of parallel ranges in which to read an urgent object; 1 never splits.
+        max_request_bytes: maximum size of a request for a whole object or a column of one, in bytes; more is read in
+            parallel ranges, each with retries and hedges of its own.
+        split_parts: maximum number of parallel ranges in which to read a smaller object if it is urgent; 1 never
+            splits it.
         split_min_bytes: minimum size of such a range, in bytes.
     """
 
@@ -102,6 +105,7 @@ class FetchConfig(BoundedConfig):
     start_concurrency: int = 16
     min_concurrency: Positive[int] = 4
     max_concurrency: int = 64
+    max_request_bytes: Positive[int] = 16 << 20
     split_parts: Positive[int] = 4
     split_min_bytes: Positive[int] = 1 << 20
 

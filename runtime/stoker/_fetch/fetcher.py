@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NoReturn
 
-from stoker._base.checksum import crc32c
+from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.fetch_record import Phase, mark_wasted, start_activity
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
@@ -137,10 +137,15 @@ class Fetcher:
             StoreError: the store raised an error that a retry cannot fix.
         """
         parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
-        verify = partial(self._verify_whole, ref)
 
         def from_store(into: memoryview) -> Awaitable[None]:
-            return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
+            if ref.size_bytes <= self.config.max_request_bytes:
+                verify = partial(self._verify_whole, ref)
+                return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
+            checksums = _RangeChecksums(ref, self._checksum)
+            return self.fetch_ranges(
+                ref, parts, into=into, verify=checksums.verify, urgent=urgent, on_range=checksums.add
+            )
 
         return self.tiers.fetch(ref, into, from_store) if self.tiers else from_store(into)
 
@@ -152,11 +157,13 @@ class Fetcher:
         into: memoryview,
         verify: Callable[[memoryview], None],
         urgent: bool = False,
+        on_range: Callable[[RangePart, memoryview], None] | None = None,
     ) -> None:
         """Read parts of an object into the caller's memory, for example that of a slot.
 
-        Once all parts are read, ``verify(into)`` is called, which raises ChecksumError if they are wrong. When the call
-        ends, even by an error or cancellation, no transport writes to the memory.
+        ``on_range`` is called with each part that was read, and its bytes. Once all parts are read, ``verify(into)`` is
+        called, which raises ChecksumError if they are wrong. When the call ends, even by an error or cancellation, no
+        transport writes to the memory.
 
         Raises:
             FetchError: the parts were not fetched by the deadline or the last attempt.
@@ -171,6 +178,7 @@ class Fetcher:
             urgent=urgent,
             tag=(ref.tag or None) if self._use_tags else None,
             size_bytes=sum(part.size_bytes for part in parts),
+            on_range=on_range,
         )
         sent_tag = fetch.tag
         try:
@@ -246,10 +254,10 @@ class Fetcher:
         raise error
 
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
-        """Split an urgent part into ranges of nearly equal size; an empty part into none."""
+        """Split a large or urgent part into ranges of nearly equal size; an empty part into none."""
         size_bytes = part.size_bytes
         pieces = min(self.config.split_parts, size_bytes // self.config.split_min_bytes) if urgent else 1
-        pieces = max(1, pieces)
+        pieces = max(1, pieces, -(-size_bytes // self.config.max_request_bytes))
         cuts = [size_bytes * piece // pieces for piece in range(pieces + 1)]
         return [
             RangePart(part.start + begin, part.start + end, part.offset + begin)
@@ -268,6 +276,31 @@ class Fetcher:
             )
 
     def _verify_whole(self, ref: ObjectRef, data: memoryview) -> None:
-        checksum = self._checksum(data)
-        if checksum != ref.crc32c:
-            raise ChecksumError(f"{ref.key}: CRC-32C is {checksum:08x}, but the manifest has {ref.crc32c:08x}")
+        _check_crc32c(ref, self._checksum(data))
+
+
+class _RangeChecksums:
+    """Verifies a large object by the checksums of its ranges, computed as they arrive.
+
+    One checksum of the whole object would block the event loop, and the interpreter, for many milliseconds.
+    """
+
+    def __init__(self, ref: ObjectRef, checksum: Callable[[memoryview], int]) -> None:
+        self._ref, self._checksum = ref, checksum
+        self._by_start: dict[int, tuple[int, int]] = {}
+
+    def add(self, part: RangePart, data: memoryview) -> None:
+        """Compute the checksum of a range."""
+        self._by_start[part.start] = self._checksum(data), part.size_bytes
+
+    def verify(self, _: memoryview) -> None:
+        """Raise ChecksumError unless the ranges, which must be the whole object, have its checksum."""
+        combined = 0
+        for _start, (checksum, size_bytes) in sorted(self._by_start.items()):
+            combined = combine_crc32c(combined, checksum, size_bytes)
+        _check_crc32c(self._ref, combined)
+
+
+def _check_crc32c(ref: ObjectRef, checksum: int) -> None:
+    if checksum != ref.crc32c:
+        raise ChecksumError(f"{ref.key}: CRC-32C is {checksum:08x}, but the manifest has {ref.crc32c:08x}")

@@ -148,7 +148,15 @@ class OpenDataset:
                 workers=sharers,
             )
         try:
-            return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
+            return plan_slots(
+                manifest,
+                manifest_bytes,
+                config.order,
+                self.partition,
+                config.memory_bytes,
+                sharers,
+                max_request_bytes=config.fetch.max_request_bytes,
+            )
         except MemoryBudgetError:
             if config.order.shuffle != "full":
                 raise

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -70,7 +71,10 @@ class ObjectFetch:
         urgent: whether its requests go before others.
         tag: precondition of its requests; None for none.
         size_bytes: number of bytes to read in total.
-        deadline: deadline of the fetch, which starts when the first request may be sent.
+        on_range: called with each range that was read, and its bytes; None for no call.
+        deadline: deadline of the fetch, which starts when the first request for a range may be sent, and again with the
+            next range.
+        begun: start of each range for which requests may be sent or were sent.
         requests: number of requests sent so far.
         failed_reads: number of failed reads of all ranges so far.
         change_error: first error that reported a changed object; None if there was none.
@@ -83,7 +87,9 @@ class ObjectFetch:
     urgent: bool
     tag: str | None
     size_bytes: int
+    on_range: Callable[[RangePart, memoryview], None] | None = None
     deadline: SuspensionAwareDeadline = field(default_factory=SuspensionAwareDeadline)
+    begun: set[int] = field(default_factory=set)
     requests: int = 0
     failed_reads: int = 0
     change_error: ObjectChangedError | None = None
@@ -146,15 +152,25 @@ class RangeReader:
             await self._limiter.acquire(urgent=fetch.urgent)
             try:
                 self._hedges.budget.earn()
-                fetch.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(fetch.size_bytes))
+                self._start_deadline(fetch, part)
                 for attempt in count(1):
                     error = await self._race(fetch, part, span)
                     if error is None:
-                        return
+                        break
                     await self.back_off(fetch, attempt, self._check_transient(fetch, attempt, error))
                     self._rate.charge(part.size_bytes)
             finally:
                 self._limiter.release()
+        if fetch.on_range is not None:
+            with start_activity(fetch.ref.key, Phase.VERIFY):
+                fetch.on_range(part, fetch.into[part.offset : part.offset + part.size_bytes])
+
+    def _start_deadline(self, fetch: ObjectFetch, part: RangePart) -> None:
+        """Start the deadline of a fetch, and again with each range: large objects have more of them than permits."""
+        if part.start not in fetch.begun:
+            fetch.begun.add(part.start)
+            fetch.deadline.restart()
+        fetch.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(fetch.size_bytes))
 
     def _check_transient(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
         """Return the error if it is transient and attempts are left; raise otherwise."""

@@ -8,6 +8,7 @@ of requests reads the header and the wanted columns, if they are fixed: the mani
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -153,7 +154,7 @@ class SuperSampleReader:
     def forecast(self, order: OrderConfig, partition: Sharding) -> ReadForecast:
         """Return the expected requests and bytes of an epoch of the rank, from the mean size of super-samples.
 
-        If only some columns are read, each column outside the head counts as one request.
+        If only some columns are read, each column outside the head counts as one request, or several if it is large.
         """
         manifest = self._manifest
         count = count_units_read(manifest, order, partition)
@@ -162,9 +163,13 @@ class SuperSampleReader:
         rows = mean_row_bytes(manifest, self.columns)
         head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
         wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
+        max_request_bytes = self._fetcher.config.max_request_bytes
         if self._is_partial and wanted_bytes <= (1.0 - MIN_SAVING) * manifest.size_bytes:
-            return ReadForecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
-        return ReadForecast(count, round(manifest.size_bytes / len(manifest) * count))
+            column_bytes = [row_bytes * manifest.samples / len(manifest) for row_bytes in rows.values()]
+            requests = 1 + sum(math.ceil(size_bytes / max_request_bytes) for size_bytes in column_bytes)
+            return ReadForecast(count * requests, round(wanted_bytes / len(manifest) * count))
+        mean_requests = manifest.mean_requests(max_request_bytes)
+        return ReadForecast(round(count * mean_requests), round(manifest.size_bytes / len(manifest) * count))
 
     def steps(self, positions: PositionRange) -> SuperSampleSteps:
         """Return the steps of a range of the order."""

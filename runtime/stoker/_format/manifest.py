@@ -246,6 +246,12 @@ class Manifest:
         """Size of the largest super-sample."""
         return int(self.rows.size_bytes.max())
 
+    def mean_requests(self, max_request_bytes: int) -> float:
+        """Return the mean number of requests of at most ``max_request_bytes`` that read a super-sample."""
+        if self.largest_bytes <= max_request_bytes:
+            return 1.0
+        return float((-(-self.rows.size_bytes.astype(np.int64) // max_request_bytes)).mean())
+
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return a row's pack run, and its number within the run."""
         if not 0 <= row < len(self):

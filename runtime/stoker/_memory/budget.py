@@ -134,34 +134,81 @@ def plan_slots(
     Raises:
         MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
-    largest_bytes = manifest.largest_bytes
-    slot_bytes, counts = _divide_into_slots(manifest)
+    room_bytes = memory_bytes // workers - manifest_bytes
+    request_bytes = min(manifest.largest_bytes, max_request_bytes or manifest.largest_bytes)
     items = window_items(len(manifest), order, sharding)
-    needed, with_next = _sum_largest(counts, manifest.rows.samples, sharding.max_open_lanes(), items)
-    hedge = -(-min(largest_bytes, max_request_bytes or largest_bytes) // slot_bytes)
-    minimum = with_next + hedge
-    slots = (memory_bytes // workers - manifest_bytes) // slot_bytes
-    if slots < minimum:
-        figure = (minimum * slot_bytes + manifest_bytes) * workers
+    divisions = _divide_into_slots(manifest), _divide_into_slots(manifest, max_waste=math.inf)
+    needs = [_SlotNeeds.of(manifest, sharding, items, request_bytes, *division) for division in divisions]
+    if (need := next((each for each in needs if each.size_bytes <= room_bytes), None)) is None:
+        figure = (min(each.size_bytes for each in needs) + manifest_bytes) * workers
         raise MemoryBudgetError(
-            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} needs room for the "
-            f"{items + 1} largest super-samples, one of them in flight, of up to {format_bytes(largest_bytes)} each, "
-            f"for a hedged request and for a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} needs room for the {items + 1} "
+            f"largest super-samples, one of them in flight, of up to {format_bytes(manifest.largest_bytes)} each, for "
+            f"a hedged request and for a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
             f"({format_bytes(figure)}) or a smaller window"
         )
-    epoch_slots = -(-int(counts.sum()) // sharding.readers) + sharding.max_open_lanes() * int(counts.max())
-    hedge_slots = max(hedge, min(min(slots, needed + epoch_slots) // _SLOTS_PER_HEDGE_SLOT, slots - with_next))
+    slots = room_bytes // need.slot_bytes
+    most = need.window_slots + need.epoch_slots
+    hedge_slots = max(need.hedge_slots, min(min(slots, most) // _SLOTS_PER_HEDGE_SLOT, slots - need.item_slots))
     return SlotPlan(
-        slots=min(slots, needed + epoch_slots + hedge_slots),
-        slot_bytes=slot_bytes,
-        window_slots=needed,
+        slots=min(slots, most + hedge_slots),
+        slot_bytes=need.slot_bytes,
+        window_slots=need.window_slots,
         hedge_slots=hedge_slots,
         manifest_bytes=manifest_bytes,
-        item_slots=float(counts.mean()),
+        item_slots=need.mean_slots,
     )
 
 
-def _divide_into_slots(manifest: Manifest) -> tuple[int, NDArray[np.int64]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SlotNeeds:
+    """Numbers of slots of one size that a rank needs.
+
+    Attributes:
+        slot_bytes: size of a slot.
+        window_slots: number of slots of the super-samples that the order needs at a time, at most.
+        item_slots: the same with the next super-sample, which is in flight.
+        hedge_slots: number of slots of a hedge.
+        epoch_slots: number of slots of the super-samples that the rank reads in an epoch, at most.
+        mean_slots: mean number of slots of a super-sample.
+    """
+
+    slot_bytes: int
+    window_slots: int
+    item_slots: int
+    hedge_slots: int
+    epoch_slots: int
+    mean_slots: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Smallest memory that works."""
+        return (self.item_slots + self.hedge_slots) * self.slot_bytes
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        sharding: Sharding,
+        items: int,
+        request_bytes: int,
+        slot_bytes: int,
+        counts: NDArray[np.int64],
+    ) -> Self:
+        """Return the needs for ``items`` super-samples at a time, which take ``counts`` slots each."""
+        lanes = sharding.max_open_lanes()
+        needed, with_next = _sum_largest(counts, manifest.rows.samples, lanes, items)
+        return cls(
+            slot_bytes=slot_bytes,
+            window_slots=needed,
+            item_slots=with_next,
+            hedge_slots=-(-request_bytes // slot_bytes),
+            epoch_slots=-(-int(counts.sum()) // sharding.readers) + lanes * int(counts.max()),
+            mean_slots=float(counts.mean()),
+        )
+
+
+def _divide_into_slots(manifest: Manifest, max_waste: float = _MAX_WASTE) -> tuple[int, NDArray[np.int64]]:
     """Return the size of a slot, and the number of slots of each super-sample, ``int64 [super-samples]``.
 
     A slot has the size of the largest super-sample, unless that wastes too much: then about the median size, or a
@@ -173,7 +220,7 @@ def _divide_into_slots(manifest: Manifest) -> tuple[int, NDArray[np.int64]]:
     for parts in (1, *(medians * divisor for divisor in _SLOT_DIVISORS)):
         slot_bytes = -(-largest_bytes // (parts * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
         counts = -(-sizes // slot_bytes)
-        if int(counts.sum()) * slot_bytes <= (1.0 + _MAX_WASTE) * int(sizes.sum()):
+        if int(counts.sum()) * slot_bytes <= (1.0 + max_waste) * int(sizes.sum()):
             break
     return slot_bytes, counts
 
@@ -360,7 +407,7 @@ class SampleMemory:
     Attributes:
         manifest_bytes: memory of the manifest and the index of its rows.
         hedge_slots: number of buffers for hedges.
-        slot_bytes: size of a hedge buffer: that of the largest super-sample.
+        slot_bytes: size of a hedge buffer: that of the largest request.
         head_bytes: memory of heads, those in use and those in the cache.
         value_bytes: memory of values in flight.
     """
@@ -372,28 +419,33 @@ class SampleMemory:
     value_bytes: int
 
     @classmethod
-    def plan(cls, manifest: Manifest, hedge_slots: int, memory_bytes: int) -> Self:
+    def plan(
+        cls, manifest: Manifest, hedge_slots: int, memory_bytes: int, *, max_request_bytes: int | None = None
+    ) -> Self:
         """Divide ``memory_bytes``: up to half of the free memory for heads, the rest for values.
+
+        ``max_request_bytes`` is the size of the largest request; by default that of the largest super-sample.
 
         Raises:
             MemoryBudgetError: one head, one super-sample and the hedges do not fit; the message names the smallest size
                 that works.
         """
         manifest_bytes = manifest.file_bytes + 8 * (len(manifest) + 1)
-        slot_bytes = manifest.largest_bytes
+        object_bytes = manifest.largest_bytes
+        slot_bytes = min(object_bytes, max_request_bytes or object_bytes)
         largest_head_bytes = open_head_bytes(manifest.schema, int(manifest.rows.head_bytes.max()))
         free_bytes = memory_bytes - manifest_bytes - hedge_slots * slot_bytes
-        if free_bytes < largest_head_bytes + slot_bytes:
-            figure = memory_bytes - free_bytes + largest_head_bytes + slot_bytes
+        if free_bytes < largest_head_bytes + object_bytes:
+            figure = memory_bytes - free_bytes + largest_head_bytes + object_bytes
             raise MemoryBudgetError(
                 f"memory of {format_bytes(memory_bytes)} is too small for random access: a manifest of "
-                f"{format_bytes(manifest_bytes)}, a super-sample of up to {format_bytes(slot_bytes)}, its head and "
+                f"{format_bytes(manifest_bytes)}, a super-sample of up to {format_bytes(object_bytes)}, its head and "
                 f"{hedge_slots} hedges must fit; give memory={figure} ({format_bytes(figure)})"
             )
         heads_bytes = open_head_bytes(manifest.schema, 0) * len(manifest) + int(
             manifest.rows.head_bytes.sum(dtype="i8")
         )
-        head_bytes = max(largest_head_bytes, min(heads_bytes, free_bytes // 2, free_bytes - slot_bytes))
+        head_bytes = max(largest_head_bytes, min(heads_bytes, free_bytes // 2, free_bytes - object_bytes))
         return cls(
             manifest_bytes=manifest_bytes,
             hedge_slots=hedge_slots,
