@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from stoker._base.fields import JsonFields
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._format.versions import find_newest_manifest
 from stoker._maintenance.compaction import compact as compact_dataset
 from stoker._pack.merge import FanoutJob, merge
@@ -127,6 +127,6 @@ def read_compact_event(event: object) -> tuple[str, int]:
     """
     fields = JsonFields(event, "compact event")
     dataset = fields.text("dataset")
-    size_bytes = fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES, default=8 << 20)
+    size_bytes = fields.integer("super_sample_bytes", min_value=1, max_value=MAX_TARGET_BYTES, default=8 << 20)
     fields.check_no_fields_left()
     return dataset, size_bytes

@@ -23,7 +23,7 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import parse_bytes
 from stoker._deprecation import declare_renamed
 from stoker._format.schema import Schema
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.shuffle import is_work_url
 from stoker._stores import open_store
@@ -74,7 +74,7 @@ class IngestSettings:
             kind=fields.choice("kind", INGEST_KINDS, default="files"),
             classes=tuple(classes),
             super_sample_bytes=fields.integer(
-                "super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
+                "super_sample_bytes", min_value=1, max_value=MAX_TARGET_BYTES, default=8 << 20
             ),
         )
         fields.check_no_fields_left()

@@ -101,7 +101,9 @@ class Training:
         self.store = FaultyStore(objects, profile=profile, seed=case.seed)
         self.refs: list[ObjectRef] = pin(objects)
         self.ring = Ring(plan.slots, plan.slot_bytes)
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=rng, config=FetchConfig(split_min_bytes=2000))
+        self.fetcher = Fetcher(
+            self.store, ring=self.ring, rng=rng, config=FetchConfig(split_min_bytes=2000, checksum_attempts=50)
+        )
         positions = PositionRange(order=case.order, sharding=case.sharding, end_epoch=2)
         self.steps = StepQueue(SuperSampleSteps(np.array(case.samples), positions))
         self.prefetcher = Prefetcher(self, self.ring, Continuous(), self.steps.next_item, hedge_slots=plan.hedge_slots)

@@ -25,7 +25,7 @@ from stoker._base.meter import Operation
 from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.range_plan import ReadLimits, forecast_groups
 from stoker._format.manifest import Manifest
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._order.order import MAX_LANES, MAX_SLICES, even_slice_count
 from stoker._order.sharding import RankSharding
 from stoker._pack.part_writer import RECORD_EVERY_OBJECTS
@@ -203,7 +203,7 @@ class _Planner:
         self._manifest, self._config = manifest, config
         self._size_bytes, largest_bytes = manifest.size_bytes, manifest.largest_bytes
         # With its header, an object is no larger than those of the data set, so a loader needs no more memory.
-        self._object_bytes = min(MAX_SUPER_SAMPLE_BYTES, max(largest_bytes - HEADER_BYTES, largest_bytes // 2))
+        self._object_bytes = min(MAX_TARGET_BYTES, max(largest_bytes - HEADER_BYTES, largest_bytes // 2))
         self._memory = TaskMemory.plan(
             config.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
         )

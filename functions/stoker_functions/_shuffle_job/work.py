@@ -18,7 +18,7 @@ from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, SampleGroup
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
 from stoker._pack.scatter import Scatter
@@ -98,7 +98,7 @@ class ShuffleTask:
             "way": fields.choice("way", get_args(Way)),
             "slices": fields.integer("slices", min_value=1, max_value=MAX_SLICES),
             "scatters": fields.integer("scatters", max_value=MAX_SLICES, default=0),
-            "object_bytes": fields.integer("object_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
+            "object_bytes": fields.integer("object_bytes", min_value=1, max_value=MAX_TARGET_BYTES),
             "step": fields.choice("step", get_args(Step)),
             "part": fields.integer("part", max_value=MAX_SLICES, default=0),
             "keep": fields.integer("keep", max_value=MAX_EPOCH, default=MAX_EPOCH),

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
 from io import BytesIO
@@ -88,7 +88,7 @@ class LocalGcs:
         self.watchers: list[Callable[[ObjectCreated], None]] = []
         self._clock = clock
         self._generation = 0
-        self._upload_sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
+        self._upload_sessions: list[_UploadSession] = []
         self._injected_errors: list[GcsError] = []
         self._url = ""
 
@@ -124,7 +124,8 @@ class LocalGcs:
             app.router.add_delete(f"{root}/b/{{bucket}}/o/{{key:.+}}", self._delete)
         app.router.add_get("/download/storage/v1/b/{bucket}/o/{key:.+}", self._get_media, allow_head=False)
         app.router.add_post("/upload/storage/v1/b/{bucket}/o", self._upload)
-        app.router.add_put("/upload/storage/v1/b/{bucket}/o", self._complete_upload)
+        app.router.add_put("/upload/storage/v1/b/{bucket}/o", self._continue_upload)
+        app.router.add_delete("/upload/storage/v1/b/{bucket}/o", self._cancel_upload)
         self._server_context = serve_application(app, self.config.host, self.config.port)
         self._url = f"http://{await self._server_context.__aenter__()}"
         return self
@@ -250,19 +251,34 @@ class LocalGcs:
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         name = str(resource.get("name") or request.query.get("name"))
         _check_generation(request.query, self.buckets[bucket].get(name))  # checked again when the bytes arrive
-        self._upload_sessions.append((request.query, resource))
+        self._upload_sessions.append(_UploadSession(request.query, resource))
         location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._upload_sessions) - 1}"
         return web.Response(headers={"Location": location})
 
-    async def _complete_upload(self, request: web.Request) -> web.Response:
-        """Store a resumable upload, whose bytes arrive in this one request."""
-        if "Content-Range" in request.headers:
-            raise GcsError(501, "Resumable uploads in several chunks are not implemented.")
+    def _session(self, request: web.Request) -> _UploadSession:
         number = parse_unsigned(request.query.get("upload_id", ""))
-        if number >= len(self._upload_sessions):
+        if number >= len(self._upload_sessions) or self._upload_sessions[number].is_cancelled:
             raise GcsError(404, "No such upload session.")
-        query, resource = self._upload_sessions[number]
-        return self._store(request.match_info["bucket"], query, resource, await request.read())
+        return self._upload_sessions[number]
+
+    async def _continue_upload(self, request: web.Request) -> web.Response:
+        """Receive all bytes of a resumable upload, or a chunk of them; the last chunk creates the object."""
+        session, body = self._session(request), await request.read()
+        if session.created is not None:
+            return web.json_response(session.created)
+        if not session.receive(request.headers.get("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}"), body):
+            return web.Response(status=308, headers=session.received_range)
+        bucket = request.match_info["bucket"]
+        response = self._store(bucket, session.query, session.resource, bytes(session.data))
+        session.created = json.loads(response.text or "")
+        session.data.clear()
+        return response
+
+    async def _cancel_upload(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        session.is_cancelled = True
+        session.data.clear()
+        return web.Response(status=499)
 
     def _store(self, bucket: str, query: Mapping[str, str], resource: dict[str, Any], body: bytes) -> web.Response:
         objects, key = self.buckets[bucket], resource.get("name") or query.get("name")
@@ -277,6 +293,42 @@ class LocalGcs:
         for watch in self.watchers:
             watch(ObjectCreated(bucket=bucket, key=key, event="OBJECT_FINALIZE", stored=stored))
         return web.json_response(object_resource(bucket, key, stored))
+
+
+_CHUNK_UNIT_BYTES = 256 << 10
+_CHUNK = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", re.ASCII)
+
+
+@dataclass(slots=True)
+class _UploadSession:
+    """A resumable upload: its parameters, the bytes so far, and the resource once the object was created."""
+
+    query: Mapping[str, str]
+    resource: dict[str, Any]
+    data: bytearray = field(default_factory=bytearray)
+    created: dict[str, Any] | None = None
+    is_cancelled: bool = False
+
+    @property
+    def received_range(self) -> dict[str, str]:
+        """The header that says which bytes were received; none if there are none."""
+        return {"Range": f"bytes=0-{len(self.data) - 1}"} if self.data else {}
+
+    def receive(self, content_range: str, body: bytes) -> bool:
+        """Append a chunk, except for bytes that were received before; return whether it was the last one."""
+        if re.fullmatch(r"bytes \*/[0-9]{1,15}", content_range):
+            return False
+        match = _CHUNK.fullmatch(content_range)
+        if body and (match is None or int(match[2]) - int(match[1]) + 1 != len(body)):
+            raise GcsError(400, f"Content-Range {content_range!r} does not have the {len(body)} bytes of the chunk.")
+        start, total = (int(match[1]), int(match[3])) if match else (0, 0)
+        is_last = start + len(body) == total
+        if not is_last and len(body) % _CHUNK_UNIT_BYTES:
+            raise GcsError(400, "Every chunk but the last must be a multiple of 256 KiB.")
+        if start > len(self.data):
+            raise GcsError(503, "A chunk must begin where the last one ended.")
+        self.data += body[len(self.data) - start :]
+        return is_last
 
 
 def _check_generation(query: Mapping[str, str], stored: StoredObject | None) -> None:

@@ -19,6 +19,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 from stoker._base.arguments import BoundedConfig
 from stoker._base.fields import quote_value
+from stoker._base.upload import ObjectUpload
 from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -232,6 +233,16 @@ class StoreWrapper(ReaderWrapper[Store]):
         """Write an object."""
         request = partial(self.wrapped.put, self._folder + key, data, if_absent=if_absent, if_tag=if_tag)
         return self._relative(await self._perform(Operation.PUT, key, request))
+
+    async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
+        """Begin to write a new object in parts; return None if the store cannot."""
+        begin = getattr(self.wrapped, "begin_upload", None)
+        if begin is None:
+            return None
+        upload: ObjectUpload | None = await self._perform(
+            Operation.PUT, key, partial(begin, self._folder + key, size_bytes)
+        )
+        return upload
 
     async def delete(self, key: str) -> None:
         """Delete an object."""

@@ -12,11 +12,14 @@ import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, Positive, explain_arguments
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
+from stoker._base.segments import SegmentedBytes
+from stoker._base.upload import UPLOAD_PART_BYTES, ObjectUpload, abort_upload, send_parts
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -313,15 +316,47 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
 
         return await self._perform(Operation.PUT, key, attempt)
 
-    async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
+    async def put_once(self, key: str, data: Buffer | SegmentedBytes) -> ObjectInfo | None:
         """Write an object unless it exists; return its metadata, or None if it exists with other bytes.
 
-        The object may have been written by an earlier process that was killed, or by a concurrent one.
+        The object may have been written by an earlier process that was killed, or by a concurrent one. One of several
+        buffers that is larger than a part is sent in parts, if the store can.
         """
         try:
-            return await self.put(key, data, if_absent=True)
+            if not isinstance(data, SegmentedBytes):
+                return await self.put(key, data, if_absent=True)
+            if len(data) > UPLOAD_PART_BYTES and (upload := await self.begin_upload(key, len(data))) is not None:
+                return await self._put_parts(key, data, upload)
+            return await self.put(key, data[:], if_absent=True)
         except PreconditionFailedError:
             return await head_if_equal(self, key, data)
+
+    async def _put_parts(self, key: str, data: SegmentedBytes, upload: ObjectUpload) -> ObjectInfo:
+        """Send the parts of a new object and complete it; if that fails, or is cancelled, discard the parts."""
+        try:
+            await send_parts(upload, data, partial(self._perform, Operation.PUT, key))
+            return await self._complete_upload(key, data, upload)
+        except BaseException:
+            await abort_upload(upload)
+            raise
+
+    async def _complete_upload(self, key: str, data: SegmentedBytes, upload: ObjectUpload) -> ObjectInfo:
+        """Create an object from its parts. If the response is lost, success is recognised by the bytes."""
+        unsure = False
+
+        async def attempt() -> ObjectInfo:
+            nonlocal unsure
+            try:
+                return await upload.complete()
+            except TransientError:
+                unsure = True
+                raise
+            except (PreconditionFailedError, NotFoundError):
+                if unsure and (info := await head_if_equal(self.wrapped, key, data)):
+                    return info
+                raise
+
+        return await self._perform(Operation.PUT, key, attempt)
 
     async def keeps_conditions(self, key: str, data: Buffer) -> bool:
         """Return whether the store honours ``if_absent``: it refuses to write ``data`` to a key that exists.
@@ -336,19 +371,19 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
         return False
 
 
-async def head_if_equal(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
+async def head_if_equal(store: Readable, key: str, data: Buffer | SegmentedBytes) -> ObjectInfo | None:
     """Return the metadata of the object at ``key`` if its bytes are ``data``, otherwise None.
 
     Reads in small chunks, to avoid a second copy of the object in memory.
     """
-    wanted = memoryview(data).cast("B")
+    wanted = data if isinstance(data, SegmentedBytes) else memoryview(data).cast("B")
     try:
         info = await store.head(key)
         if info.size_bytes != len(wanted):
             return None
         piece = memoryview(bytearray(min(_COMPARISON_CHUNK_BYTES, len(wanted))))
         for start in range(0, len(wanted), _COMPARISON_CHUNK_BYTES):
-            part = wanted[start : start + _COMPARISON_CHUNK_BYTES]
+            part = memoryview(wanted[start : start + _COMPARISON_CHUNK_BYTES])
             if not await _has_bytes_at(store, info, start, part, piece[: len(part)]):
                 return None
     except (NotFoundError, ObjectChangedError):

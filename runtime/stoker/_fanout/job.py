@@ -16,7 +16,7 @@ from stoker._base.arguments import BoundedConfig, NumberBound
 from stoker._fanout.concurrency import Task
 from stoker._format import versions
 from stoker._format.manifest import Manifest
-from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import FORMAT, MAX_TARGET_BYTES
 from stoker._order.order import MAX_SLICES
 from stoker._pack.permute_task import PermuteTask
 from stoker._pack.plan import check_can_append, check_can_create
@@ -45,7 +45,7 @@ class JobConfig(BoundedConfig):
 
     dataset: str
     append: bool = False
-    super_sample_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_SUPER_SAMPLE_BYTES)] = 8 << 20
+    super_sample_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_TARGET_BYTES)] = 8 << 20
     part_bytes: int = 256 << 20
     shuffle: int | None = None
 

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.checksum import crc32c
+from stoker._base.checksum import combine_crc32c, crc32c
+from stoker._base.segments import SegmentedBytes
 from stoker._format import tensorfile
 from stoker._format.schema import Column, Schema
 from stoker._format.tensorfile import DTYPES, DType
@@ -31,12 +32,20 @@ from stoker.errors import ChecksumError, FormatError, SchemaError
 
 FORMAT = "1"
 SMALL_ROW_BYTES = 64
-MAX_SUPER_SAMPLE_BYTES = 32 << 20
+MAX_SAMPLE_BYTES = 1 << 30
+"""Maximum size of a sample's values. A sample that is larger than the target size has a super-sample of its own."""
+MAX_TARGET_BYTES = 32 << 20
+"""Maximum size at which functions end a super-sample, unless a single sample is larger."""
+MAX_SUPER_SAMPLE_BYTES = MAX_SAMPLE_BYTES + (64 << 10)
+"""Maximum size of a data section: the largest sample with the offsets and checksums of 1,024 columns."""
 MAX_OBJECT_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
 CHECKSUMS = "__crc32c__"
 COLUMN_CHECKSUMS = "columns_crc32c"
 MIN_WIDE_COLUMNS = 16
 """Minimum number of small columns from which the header has the checksum of every fixed column."""
+_MAX_COPIED_BYTES = 16 << 20
+"""Maximum size of values that are copied into one buffer: faster for many small ones."""
+_MAX_CHAINED_BYTES = 64 << 10
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _ORDINAL = re.compile(r"[0-9]{1,9}", re.ASCII)
 _CRC32C = re.compile(r"[0-9a-f]{8}", re.ASCII)
@@ -156,7 +165,14 @@ class SuperSampleBuilder:
         self._value_bytes += sum(map(len, values))
 
     def finish(self, origin: PackOrigin, *, is_last: bool = False) -> tuple[bytes, SuperSampleRecord]:
+        """Return the object's bytes and its manifest entry, and reset the builder; like :meth:`finish_segments`."""
+        data, record = self.finish_segments(origin, is_last=is_last)
+        return bytes(data[:]), record
+
+    def finish_segments(self, origin: PackOrigin, *, is_last: bool = False) -> tuple[SegmentedBytes, SuperSampleRecord]:
         """Return the object's bytes and its manifest entry, and reset the builder.
+
+        The bytes of a large object are not copied: they are those of its values.
 
         Args:
             origin: data set and pack run, for the head.
@@ -169,34 +185,34 @@ class SuperSampleBuilder:
         if not samples:
             raise SchemaError("a super-sample needs at least one sample")
         column_checksums = self._column_checksums() if is_wide(self.schema) else {}
-        data, tensors = self._take_data(samples)
+        parts, tensors = self._take_data(samples)
+        data_bytes, data_crc32c = sum(map(len, parts)), _chain_crc32c(parts)
         metadata = column_checksums | {
             "stoker": FORMAT,
             "dataset": origin.dataset,
             "run": origin.run,
             "ordinal": str(origin.ordinal),
-            "crc32c": f"{crc32c(data):08x}",
+            "crc32c": f"{data_crc32c:08x}",
             "schema": self.schema.to_json(),
         }
         header = tensorfile.encode_header(metadata | ({"last": "true"} if is_last else {}), tensors)
-        whole, head_bytes = header + data, len(header) + _head_end(self.schema, tensors)
-        head_crc32c = crc32c(memoryview(whole)[:head_bytes])
+        whole, head_bytes = SegmentedBytes([header, *parts]), len(header) + _head_end(self.schema, tensors)
         return whole, SuperSampleRecord(
             ordinal=origin.ordinal,
             size_bytes=len(whole),
             samples=samples,
             head_bytes=head_bytes,
-            head_crc32c=head_crc32c,
-            crc32c=crc32c(memoryview(whole)[head_bytes:], head_crc32c),
+            head_crc32c=crc32c(memoryview(whole[:head_bytes])),
+            crc32c=combine_crc32c(crc32c(header), data_crc32c, data_bytes),
         )
 
     def _column_checksums(self) -> dict[str, str]:
         """Return the header's metadata with the checksum of every fixed column, in the schema's order."""
         fixed = [values for values, column in zip(self._values, self.schema.values(), strict=True) if column.is_fixed]
-        return {COLUMN_CHECKSUMS: "".join(f"{crc32c(b''.join(values)):08x}" for values in fixed)}
+        return {COLUMN_CHECKSUMS: "".join(f"{_chain_crc32c(values):08x}" for values in fixed)}
 
-    def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.TensorInfo, ...]]:
-        """Return the data section and its tensors, and reset the builder."""
+    def _take_data(self, samples: int) -> tuple[list[bytes], tuple[tensorfile.TensorInfo, ...]]:
+        """Return the data section, in one piece if it is small, and its tensors, and reset the builder."""
         parts = dict(zip(self.schema, self._values, strict=True))
         elements = {}
         for name, column in self.schema.items():
@@ -207,10 +223,25 @@ class SuperSampleBuilder:
         checksums = np.array([[crc32c(value) for value in column] for column in self._values], dtype="<u4").T
         parts[CHECKSUMS] = [checksums.tobytes()]
         tensors = _layout(self.schema, samples, elements)
-        data = b"".join([part for tensor in tensors for part in parts[tensor.name]])
+        data = [part for tensor in tensors for part in parts[tensor.name]]
+        if self._value_bytes <= _MAX_COPIED_BYTES:
+            data = [b"".join(data)]
         self._values = [[] for _ in self.schema]
         self._value_bytes = 0
         return data, tensors
+
+
+def _chain_crc32c(parts: Iterable[bytes]) -> int:
+    """Return the CRC-32C of concatenated bytes; small ones are copied, because a call takes longer than the copy."""
+    checksum, few = 0, bytearray()
+    for part in parts:
+        if len(few) + len(part) > _MAX_CHAINED_BYTES:
+            checksum, few = crc32c(few, checksum), bytearray()
+        if len(part) > _MAX_CHAINED_BYTES:
+            checksum = crc32c(part, checksum)
+        else:
+            few += part
+    return crc32c(few, checksum)
 
 
 def _head_end(schema: Schema, tensors: Iterable[tensorfile.TensorInfo]) -> int:

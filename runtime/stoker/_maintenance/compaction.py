@@ -17,7 +17,7 @@ import numpy as np
 from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import Manifest, PackRun, group_runs
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.merge import collect_source_names, merge
 from stoker._pack.record import PackRecord
@@ -91,7 +91,7 @@ async def compact(
         replaces=replaced,
         sources=names,
     )
-    target_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
+    target_bytes = min(super_sample_bytes, MAX_TARGET_BYTES)
     cutter = SuperSampleWriter(base.schema, target_bytes, dataset=base.dataset, run=record.run)
     journal = await catalog.journal(record.run)
     packed = await repack(store, map(base.ref, rows), record, journal, cutter)

@@ -5,6 +5,7 @@ Removing a data set deletes every object that stoker wrote for it, and no other.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -15,6 +16,7 @@ from itertools import groupby
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.sizes import format_count
 from stoker._base.task_group import for_each
+from stoker._base.upload import UnfinishedUpload, UploadListable
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._maintenance.inspection import (
@@ -30,7 +32,9 @@ from stoker._pack.merge import fits
 from stoker._pack.record import RECORD_KEY_PATTERN, PackRecord, list_records, record_key
 from stoker._pack.shuffle import WORK_KEY_PATTERN, work_folder
 from stoker.abc import ObjectInfo, Store
-from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
+from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError, StoreError
+
+_log = logging.getLogger("stoker.gc")
 
 _MAX_CONCURRENT_DELETES = 16
 _MAX_SHOWN_RUNS = 5
@@ -71,6 +75,7 @@ class GarbageReport:
         records: keys of pack records whose runs no longer exist.
         unfinished: run id → run that is protected because it may still be finished or committed.
         versions: versions of the manifest that are not kept.
+        uploads: unfinished uploads of super-samples whose runs are not unfinished.
         is_deleted: whether the garbage was deleted.
     """
 
@@ -78,6 +83,7 @@ class GarbageReport:
     records: tuple[str, ...]
     unfinished: Mapping[str, UnfinishedRun]
     versions: tuple[int, ...] = ()
+    uploads: tuple[UnfinishedUpload, ...] = ()
     is_deleted: bool = False
 
     @property
@@ -117,6 +123,8 @@ async def collect_garbage(
     given_up = _find_abandoned(contents, abandoned)
     await _check_none_waits(retrying, contents, given_up)
     report = _create_report(contents, given_up)
+    uploads = await _list_uploads(retrying, report)
+    report = replace(report, uploads=uploads)
     if delete:
         await _delete(retrying, contents.newest, report)
         report = replace(report, is_deleted=True)
@@ -292,6 +300,24 @@ def _is_compaction_of(record: PackRecord | None, staying: Set[str]) -> bool:
     return record is not None and record.is_committed and any(run.run in staying for run in record.replaces)
 
 
+async def _list_uploads(store: RetryingStore, report: GarbageReport) -> tuple[UnfinishedUpload, ...]:
+    """Return the unfinished uploads of super-samples, except those of unfinished runs, which may go on."""
+    if not isinstance(store.wrapped, UploadListable):
+        return ()
+    try:
+        found = await store.wrapped.list_uploads("data/")
+    except StoreError as error:
+        _log.warning(
+            "unfinished uploads at %s could not be listed, so those of killed packs may stay, and be charged: %s; "
+            "permit s3:ListBucketMultipartUploads, or let a lifecycle rule abort them",
+            store.url,
+            error,
+        )
+        return ()
+    runs = ((upload, SUPER_SAMPLE_KEY_PATTERN.fullmatch(upload.key)) for upload in found)
+    return tuple(upload for upload, match in runs if match and upload.key.split("/")[1] not in report.unfinished)
+
+
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
     """Delete the garbage in an order in which no remaining object refers to a deleted one."""
     if newest is not None:
@@ -302,6 +328,8 @@ async def _delete(store: RetryingStore, newest: Manifest | None, report: Garbage
         [info.key for info in report.objects],
     ):
         await for_each(keys, store.delete, concurrency=_MAX_CONCURRENT_DELETES)
+    if isinstance(store.wrapped, UploadListable):
+        await for_each(report.uploads, store.wrapped.abort_upload, concurrency=_MAX_CONCURRENT_DELETES)
 
 
 def _covered_intervals(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.retry import RetryingReader
-from stoker._base.task_group import for_each, run_in_order
+from stoker._base.task_group import Limiter, for_each, run_in_order
 from stoker._format.identity import compute_sha256_128
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, PackOrigin, SuperSample, SuperSampleRecord
@@ -34,6 +34,7 @@ T = TypeVar("T")
 Checked = TypeVar("Checked")
 
 SUPER_SAMPLE_KEY_PATTERN = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)
+_MAX_CHECKED_BYTES = 256 << 20
 _BAD_OBJECT_ERRORS = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
 
 RunPosition = tuple[str, int]
@@ -66,7 +67,7 @@ async def verify(
     """Read every super-sample of ``manifest`` and return the bad ones, in the manifest's order.
 
     The checks cover size, checksum of the object, head, origin, schema and number of samples; ``deep`` also checks the
-    checksum of every value. At most ``concurrency`` objects (of at most 33 MiB) are in memory.
+    checksum of every value. At most ``concurrency`` objects are in memory, of 256 MiB in total or a single one.
 
     Args:
         store: store of the data set.
@@ -84,9 +85,19 @@ async def verify(
         ref = manifest.ref(row)
         on_object(ref, None if problem is None else BadObject(ref.key, problem))
 
+    memory = Limiter(_MAX_CHECKED_BYTES)
+
+    async def check(row: int) -> None:
+        size_bytes = min(int(manifest.rows.size_bytes[row]), _MAX_CHECKED_BYTES)
+        await memory.acquire(size_bytes)
+        try:
+            await _check_row(reader, manifest, row, deep=deep)
+        finally:
+            memory.release(size_bytes)
+
     _, problems = await check_objects(
         range(len(manifest)),
-        lambda row: _check_row(reader, manifest, row, deep=deep),
+        check,
         concurrency=concurrency,
         on_checked=report,
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import Manifest, ManifestRows
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import SOURCE_HASH_BYTES, SOURCE_RETENTION_SECONDS, PackRecord, empty_sources, hash_run
 from stoker._pack.run import SuperSampleWriter, repack
@@ -314,7 +314,7 @@ async def _pack_remainder(
     rest = replace(
         record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
     )
-    limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
+    limit_bytes = min(prefix.largest_bytes, MAX_TARGET_BYTES)
     cutter = SuperSampleWriter(prefix.schema, limit_bytes, dataset=dataset, run=rest.run)
     journal = await catalog.journal(rest.run)
     is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__

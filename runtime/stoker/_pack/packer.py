@@ -79,7 +79,15 @@ class AsyncPacker:
         uploads = config.concurrency
         if config.shuffle is not None:
             uploads = min(uploads, config.plan_memory(config.super_sample_bytes + HEADER_BYTES).uploads)
-        run = RunWriter(self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=uploads)
+        run = RunWriter(
+            self._store,
+            cutter,
+            plan.record,
+            plan.journal,
+            self._on_progress,
+            concurrency=uploads,
+            upload_bytes=config.upload_bytes,
+        )
         await run.begin()  # also reports a missing permission before the source is read
         if plan.journal.recorded is not None and not config.single_writer:
             await self._check_conditional_writes(plan.journal.recorded, is_resumed=is_resumed)
@@ -135,7 +143,7 @@ class AsyncPacker:
         run.skip_durable()
 
     async def write(self, sample: Mapping[str, object], where: str = "") -> None:
-        """Pack one sample; waits while ``concurrency`` uploads run and another super-sample is ready.
+        """Pack one sample; waits while uploads take the memory, or ``concurrency`` of them run.
 
         Args:
             sample: column name → value, with exactly the schema's columns.
@@ -143,7 +151,7 @@ class AsyncPacker:
 
         Raises:
             SchemaError: the sample does not fit the schema; it was not packed.
-            PackError: the sample is larger than a super-sample, or the source differs from that of the resumed pack.
+            PackError: the sample is larger than 1 GiB, or the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
         if cut := self.encode(sample, where):
@@ -272,7 +280,8 @@ class Packer:
     Args:
         url: destination: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
         schema: column name → column type, such as ``{"image": stoker.Bytes(), "label": stoker.Array("int32")}``.
-        super_sample_bytes: maximum size of a super-sample's data, in bytes, at most 32 MiB.
+        super_sample_bytes: maximum size of the data of a super-sample with several samples, in bytes, at most a quarter
+            of ``memory``. A larger sample, up to 1 GiB, has a super-sample of its own.
         mode: ``create`` a new data set, ``append`` to an existing one, or ``overwrite`` any existing one with the new
             samples alone. Readers of earlier versions are not affected.
         source: name of the samples, such as a fingerprint of their files. The next pack with the same source, schema
@@ -284,7 +293,8 @@ class Packer:
         shuffle: seed of a uniform permutation of all samples that this packer writes, 0 to 2**64 - 1. They are stored
             in the source's order first, and permuted out of core at the commit. With mode ``append`` the new samples
             are permuted among themselves only. Default None: the order of the calls.
-        memory: memory that permuting may use, such as ``"512MiB"``; default ``"1GiB"``. Only with ``shuffle``.
+        memory: memory of the pack, in bytes or such as ``"512MiB"``; default ``"1GiB"``. Permuting may use all of it,
+            the super-samples in upload a quarter; a larger sample is uploaded alone, in parts.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -313,10 +323,8 @@ class Packer:
         options: StoreOptions | None = None,
         single_writer: bool = False,
         shuffle: int | None = None,
-        memory: int | str | None = None,
+        memory: int | str = 1 << 30,
     ) -> None:
-        if memory is not None and shuffle is None:
-            raise ConfigError(f"memory is for permuting, not {memory!r} without shuffle=; give a seed as shuffle=")
         self._config = config = PackConfig(
             schema=schema if isinstance(schema, Schema) else Schema(schema),
             super_sample_bytes=super_sample_bytes,
@@ -324,7 +332,7 @@ class Packer:
             source=source,
             single_writer=single_writer,
             shuffle=shuffle,
-            memory_bytes=parse_bytes("1GiB" if memory is None else memory, "memory"),
+            memory_bytes=parse_bytes(memory, "memory"),
         )
         self._store = open_store(url, options=options)
         self._packer = AsyncPacker(self._store, config)
@@ -385,7 +393,7 @@ class Packer:
             self._packer.skip(samples)
 
     def write(self, sample: Mapping[str, object], where: str = "") -> None:
-        """Pack one sample; waits while 8 uploads run and another super-sample is ready.
+        """Pack one sample; waits while uploads take the memory, or 8 of them run.
 
         Args:
             sample: column name → value, with exactly the schema's columns.
@@ -393,7 +401,7 @@ class Packer:
 
         Raises:
             SchemaError: the sample does not fit the schema; it was not packed.
-            PackError: the sample is larger than a super-sample, or the source differs from that of the resumed pack.
+            PackError: the sample is larger than 1 GiB, or the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from stoker._base.fields import JsonFields
 from stoker._format.pack_shuffle import PackShuffle
-from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import FORMAT, MAX_TARGET_BYTES
 from stoker._order.order import MAX_SLICES
 from stoker._pack.record import PackRecord
 from stoker._pack.shuffle import Permutation
@@ -96,7 +96,7 @@ class PermuteTask:
             job=fields.text("job", pattern=_ID_PATTERN),
             seed=shuffle.integer("seed", max_value=(1 << 64) - 1),
             parts=parts,
-            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
+            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_TARGET_BYTES),
             step=step,
             part=shuffle.integer("part", max_value=parts - 1),
         )

@@ -12,12 +12,12 @@ from itertools import zip_longest
 from typing import Literal
 
 from stoker._base.retry import PACK_RETRY_POLICY, RetryingReader, RetryPolicy
-from stoker._base.sizes import format_count
+from stoker._base.sizes import format_bytes, format_count
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.schema import Column, Schema
-from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import FORMAT, MAX_SAMPLE_BYTES
 from stoker._pack.record import Journal, PackRecord, list_records, record_key, run_id, run_prefix
 from stoker._pack.stored_samples import HEADER_BYTES, TaskMemory
 from stoker.abc import Readable, Store
@@ -37,19 +37,20 @@ class PackConfig:
         mode: ``create`` a new data set, ``append`` to an existing one, or ``overwrite`` any existing one: the committed
             version then has the new samples alone, with any schema. Earlier versions stay readable until
             ``stoker gc --keep-versions`` deletes them.
-        super_sample_bytes: maximum size of a super-sample's data, in bytes, at most 32 MiB; a header of a few hundred
-            bytes is added.
+        super_sample_bytes: maximum size of the data of a super-sample with several samples, in bytes, at most a quarter
+            of ``memory_bytes``; a header of a few hundred bytes is added. A larger sample, up to 1 GiB, has a
+            super-sample of its own.
         source: name of the samples, such as a fingerprint of their files. The next pack with the same source, schema
             and size resumes an unfinished one. By default a pack that creates is named by the URL, and one that
             appends or overwrites has no name: it is never resumed and shares no objects with another.
-        concurrency: maximum number of concurrent uploads. Memory holds this many super-samples and the one under
-            construction.
+        concurrency: maximum number of concurrent uploads.
         retry: retry policy of every request.
         single_writer: whether nothing else writes to the data set meanwhile. A store without conditional writes needs
             this; the store's conditional writes are then not checked.
         shuffle: seed of a uniform permutation of all samples of the pack, 0 to 2**64 - 1; None (default) keeps the
             order of the source.
-        memory_bytes: memory that permuting may use, in bytes; the result does not depend on it.
+        memory_bytes: memory of the pack, in bytes; default 1 GiB. Permuting may use all of it, and super-samples in
+            upload a quarter: a larger sample is uploaded alone, in parts. The result does not depend on it.
 
     Raises:
         ConfigError: a value is out of range.
@@ -69,18 +70,30 @@ class PackConfig:
     def __post_init__(self) -> None:
         if self.mode not in ("create", "append", "overwrite"):
             raise ConfigError(f"mode must be 'create', 'append' or 'overwrite', not {self.mode!r}")
-        if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
-            raise ConfigError(
-                f"super_sample_bytes must be an integer from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB), "
-                f"not {self.super_sample_bytes!r}"
-            )
+        if not _is_integer(self.memory_bytes) or self.memory_bytes < 4:
+            raise ConfigError(f"memory_bytes must be an integer of at least 4, not {self.memory_bytes!r}")
         if not _is_integer(self.concurrency) or self.concurrency < 1:
             raise ConfigError(f"concurrency must be an integer of at least 1, not {self.concurrency!r}")
+        self._check_size()
         if self.shuffle is None:
             return
         if not _is_integer(self.shuffle) or not 0 <= self.shuffle < 1 << 64:
             raise ConfigError(f"shuffle must be a seed, an integer from 0 to 2**64 - 1, not {self.shuffle!r}")
         self.plan_memory(self.super_sample_bytes + HEADER_BYTES)
+
+    def _check_size(self) -> None:
+        most = MAX_SAMPLE_BYTES if self.shuffle is not None else min(MAX_SAMPLE_BYTES, self.memory_bytes // 4)
+        if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= most:
+            raise ConfigError(
+                f"super_sample_bytes must be an integer from 1 to {most} ({format_bytes(most)}), a quarter of the "
+                f"pack's memory and at most 1 GiB, not {self.super_sample_bytes!r}; raise memory to allow more (a "
+                "larger sample has a super-sample of its own in any case)"
+            )
+
+    @property
+    def upload_bytes(self) -> int:
+        """Maximum size of the super-samples in upload, in bytes; a larger one is uploaded alone."""
+        return self.memory_bytes // 4
 
     def plan_memory(self, largest_bytes: int) -> TaskMemory:
         """Return the memory of permuting super-samples of up to ``largest_bytes``.

@@ -13,11 +13,19 @@ from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.task_group import OrderedTasks, run_in_order, task_group
+from stoker._base.segments import SegmentedBytes
+from stoker._base.task_group import Limiter, OrderedTasks, run_in_order, task_group
 from stoker._format.identity import compute_sha256_128
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
-from stoker._format.supersample import PackOrigin, SuperSample, SuperSampleBuilder, SuperSampleRecord
+from stoker._format.supersample import (
+    MAX_SAMPLE_BYTES,
+    MAX_TARGET_BYTES,
+    PackOrigin,
+    SuperSample,
+    SuperSampleBuilder,
+    SuperSampleRecord,
+)
 from stoker._pack.record import Journal, PackRecord, min_record_growth
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, PackError, StokerError
@@ -30,20 +38,22 @@ class FinishedSuperSample:
     """A finished super-sample.
 
     Attributes:
-        data: bytes of the object.
+        data: bytes of the object, in several buffers if it is large.
         packed: the object's entry for the manifest.
     """
 
-    data: bytes
+    data: SegmentedBytes
     packed: SuperSampleRecord
 
 
 class SuperSampleWriter:
     """Collects samples and finishes a super-sample when the next sample would make it too large; performs no I/O.
 
+    A sample that is larger than ``super_sample_bytes`` has a super-sample of its own.
+
     Args:
         schema: columns of every sample.
-        super_sample_bytes: maximum size of a super-sample's data section, in bytes; the header is added to it.
+        super_sample_bytes: maximum size of the data section of several samples, in bytes; the header is added to it.
         dataset: id of the data set.
         run: id of the pack run.
 
@@ -84,7 +94,7 @@ class SuperSampleWriter:
 
         Raises:
             SchemaError: the sample does not fit the schema; it was not added.
-            PackError: the sample alone is larger than a super-sample; it was not added.
+            PackError: the sample is larger than 1 GiB; it was not added.
         """
         name = f"sample {self.samples}" + (f" ({where})" if where else "")
         return self.add_encoded(self.schema.encode(sample, name), name)
@@ -93,8 +103,8 @@ class SuperSampleWriter:
         """Add a sample encoded by :meth:`Schema.encode`; like :meth:`add`, with the sample's ``name`` in errors."""
         cut = None
         if self._builder.size_with(values) > self.super_sample_bytes:
-            self._check_fits(values, name)
-            cut = self._finish_current(is_last=False)
+            self._check_size(values, name)
+            cut = self._finish_current(is_last=False) if len(self._builder) else None
         self._builder.add(values)
         self.samples += 1
         return cut
@@ -105,18 +115,19 @@ class SuperSampleWriter:
 
     def _finish_current(self, *, is_last: bool) -> FinishedSuperSample:
         origin = PackOrigin(dataset=self.dataset, run=self.run, ordinal=self.objects)
-        data, packed = self._builder.finish(origin, is_last=is_last)
+        data, packed = self._builder.finish_segments(origin, is_last=is_last)
         self.objects += 1
         return FinishedSuperSample(data, packed)
 
-    def _check_fits(self, values: list[bytes], name: str) -> None:
-        alone = SuperSampleBuilder(self.schema).size_with(values)
-        if alone > self.super_sample_bytes:
+    def _check_size(self, values: list[bytes], name: str) -> None:
+        size_bytes = sum(map(len, values))
+        if size_bytes > MAX_SAMPLE_BYTES:
             sizes = dict(zip(self.schema, map(len, values), strict=True))
             largest = max(sizes, key=sizes.__getitem__)
             raise PackError(
-                f"{name} needs {alone} bytes ({sizes[largest]} of them in column {largest!r}), more than a "
-                f"super-sample of {self.super_sample_bytes}; raise super_sample_bytes= or make the sample smaller"
+                f"{name} has {size_bytes} bytes ({sizes[largest]} of them in column {largest!r}), more than the "
+                f"{MAX_SAMPLE_BYTES} (1 GiB) that a sample may have; divide it into several samples, such as crops of "
+                "a volume or parts of a sequence, or store it in a smaller element type"
             )
 
 
@@ -144,7 +155,8 @@ class RunWriter:
         record: initial record of the run, with its durable prefix.
         journal: journal of the run.
         on_progress: called with the durable progress each time it grows.
-        concurrency: maximum number of concurrent uploads. Memory holds this many super-samples and one that waits.
+        concurrency: maximum number of concurrent uploads.
+        upload_bytes: maximum size of the super-samples in upload, in bytes; a larger one is uploaded alone.
 
     Attributes:
         sample_writer: builder of the super-samples for :meth:`submit`.
@@ -162,8 +174,10 @@ class RunWriter:
         on_progress: Callable[[PackProgress], object] | None = None,
         *,
         concurrency: int = _REPACK_UPLOADS,
+        upload_bytes: int = _REPACK_UPLOADS * MAX_TARGET_BYTES,
     ) -> None:
         self.record = record
+        self._upload_memory = Limiter(upload_bytes)
         self.packed: list[SuperSampleRecord] = []
         self.progress = PackProgress()
         self._store, self.sample_writer, self._journal, self._on_progress = store, sample_writer, journal, on_progress
@@ -180,7 +194,9 @@ class RunWriter:
         self._append_durable(self._durable)
 
     async def submit(self, finished: FinishedSuperSample) -> None:
-        """Upload a super-sample; waits while ``concurrency`` uploads run.
+        """Upload a super-sample; waits while ``concurrency`` uploads or ``upload_bytes`` are in progress.
+
+        If it is larger than ``upload_bytes``, also waits until it is uploaded.
 
         Args:
             finished: the next super-sample of :attr:`sample_writer`.
@@ -200,7 +216,11 @@ class RunWriter:
             return
         if self.record.state != "packing":
             raise self._source_changed_error(f"it has more than its {self.record.samples} samples")
+        limiter, size_bytes = self._upload_memory, len(finished.data)
+        await limiter.acquire(min(size_bytes, limiter.limit))
         await self._uploads.add(partial(self._upload, finished))
+        if size_bytes > limiter.limit:
+            await self._uploads.finish()
         recorded = 0 if self._journal.recorded is None else len(self._journal.recorded)
         if len(self.packed) - recorded >= min_record_growth(recorded):
             await self._save(self.packed, "packing")
@@ -267,7 +287,10 @@ class RunWriter:
 
     async def _upload(self, finished: FinishedSuperSample) -> SuperSampleRecord:
         key = object_key(self.record.run, finished.packed.ordinal)
-        info = await put_super_sample(self._store, key, finished.data, finished.packed)
+        try:
+            info = await put_super_sample(self._store, key, finished.data, finished.packed)
+        finally:
+            self._upload_memory.release(min(len(finished.data), self._upload_memory.limit))
         if info is None:
             raise self._source_changed_error(f"{self._store.url}/{key} holds other samples")
         return info
@@ -286,9 +309,9 @@ class RunWriter:
 
 
 async def put_super_sample(
-    store: RetryingStore, key: str, data: bytes, packed: SuperSampleRecord
+    store: RetryingStore, key: str, data: bytes | SegmentedBytes, packed: SuperSampleRecord
 ) -> SuperSampleRecord | None:
-    """Write a super-sample unless it exists already, and hash it in a thread meanwhile.
+    """Write a super-sample unless it exists already, and hash it in a thread meanwhile; a large one in parts.
 
     Args:
         store: store of the data set.

@@ -211,7 +211,8 @@ class PermutedWriter:
         await self._run.complete()
 
     async def _submit(self, cut: FinishedSuperSample) -> None:
-        if Head.parse(cut.data, len(cut.data)).checksums.tobytes() != b"".join(self._checksums):
+        head = Head.parse(cut.data[: cut.packed.head_bytes], len(cut.data))
+        if head.checksums.tobytes() != b"".join(self._checksums):
             raise ChecksumError(
                 f"super-sample {cut.packed.ordinal}: a value changed in memory after it was read; pack again"
             )

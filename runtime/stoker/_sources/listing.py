@@ -24,7 +24,7 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_count
 from stoker._base.task_group import run_in_order
 from stoker._format.schema import Schema
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_SAMPLE_BYTES
 from stoker._sources.containers import detect_by_name, remedy_for
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
@@ -41,12 +41,9 @@ PEEK_SPAN_BYTES = 64 << 10  # for streams that are read at the beginning only
 
 
 def check_fits(what: str, size_bytes: int, remedy: str) -> None:
-    """Raise PackError if a sample is larger than a super-sample; its message is ``what``, the size and ``remedy``."""
-    if size_bytes > MAX_SUPER_SAMPLE_BYTES:
-        raise PackError(
-            f"{what} {size_bytes} bytes; a sample must fit into a super-sample of at most {MAX_SUPER_SAMPLE_BYTES}: "
-            f"{remedy}"
-        )
+    """Raise PackError if a sample is larger than any may be; its message is ``what``, the size and ``remedy``."""
+    if size_bytes > MAX_SAMPLE_BYTES:
+        raise PackError(f"{what} {size_bytes} bytes; a sample may have at most {MAX_SAMPLE_BYTES} (1 GiB): {remedy}")
 
 
 def compute_fingerprint(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._base.fields import JsonFields, quote_value
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
-from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import FORMAT, MAX_TARGET_BYTES
 from stoker._pack.plan import describe_schema_difference
 from stoker._pack.record import SOURCE_HASH_BYTES, PackRecord, empty_sources
 from stoker._sources.arrays import ArraySource, open_npy, open_npz
@@ -147,7 +147,7 @@ class SourcePart:
             source=fields.text("source"),
             kind=fields.choice("kind", PART_KINDS),
             schema=_parse_schema(fields.value("schema")),
-            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
+            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_TARGET_BYTES),
             job=fields.text("job", pattern=f"({_ID_PATTERN})?", default=""),
             is_remembered=fields.integer("remembered", max_value=1, default=0) == 1,
             rows=_parse_rows(fields.array("rows", max_length=2)) if "rows" in fields else None,

@@ -16,8 +16,9 @@ from urllib.parse import quote, urlencode
 from gcloud.aio.auth import Token
 from gcloud.aio.auth.token import Type
 
-from stoker._base.meter import PriceKey
+from stoker._base.meter import Operation, PriceKey
 from stoker._format.manifest import POINTER_KEY
+from stoker._stores.gcs_upload import GcsUpload, session_of
 from stoker._stores.google_credentials import create_token_source, sign_url, token_session
 from stoker._stores.http import ErrorRule, HttpRequest, HttpResponse, create_error, parse_date
 from stoker._stores.http_objects import (
@@ -129,11 +130,12 @@ class GcsStoreClient(Connections):
         query = dict(operation.query or {})
         if full_key and not query and operation.is_read:
             query["alt"] = "media"
-        if operation.body is not None:
-            method = "POST"
+        if operation.body is not None or "upload_id" in query:
+            method = operation.method if "upload_id" in query else "POST"
             url = f"{self._root_url}/upload/storage/v1/b/{self._bucket}/o"
-            query |= {"uploadType": "media", "name": full_key}
-            headers["Content-Type"] = "application/octet-stream"
+            query = {"uploadType": "resumable" if "upload_id" in query else "media", "name": full_key} | query
+            is_begin = query["uploadType"] == "resumable" and "upload_id" not in query
+            headers["Content-Type"] = "application/json" if is_begin else "application/octet-stream"
         elif full_key:
             url = f"{url}/{quote(full_key, safe='')}"
         if operation.tag is not None or operation.is_new:
@@ -230,6 +232,17 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
         operation = ObjectOperation("PUT", key, tag=if_tag, is_new=if_absent, body=bytes(data))
         return _object_info(key, *await self._request_json(operation))
 
+    async def begin_upload(self, key: str, size_bytes: int) -> GcsUpload:
+        """Begin a resumable upload of an object that must not exist."""
+        operation = ObjectOperation("POST", key, is_new=True, query={"uploadType": "resumable"}, body=b"{}")
+        with self.meter.count_request(Operation.PUT):
+            session = session_of(await self._perform(operation), self._location.object_url(key))
+
+        def parse_info(reply: HttpResponse) -> ObjectInfo:
+            return _object_info(key, *self._parse_json(operation, reply))
+
+        return GcsUpload(key, size_bytes, session, self._perform, parse_info, self.meter)
+
     async def _delete(self, key: str) -> None:
         try:
             await self._perform(ObjectOperation("DELETE", key))
@@ -239,10 +252,13 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
             return
 
     async def _request_json(self, operation: ObjectOperation) -> tuple[object, str]:
+        """Send a request; return the JSON document of the response, and the error message for a malformed one."""
+        return self._parse_json(operation, await self._perform(operation))
+
+    def _parse_json(self, operation: ObjectOperation, reply: HttpResponse) -> tuple[object, str]:
         """Return the JSON document of a response, and the error message for a malformed one."""
         url = self.url if operation.key is None else self._location.object_url(operation.key)
         complaint = f"{url}: {self.malformed_message}"
-        reply = await self._perform(operation)
         try:
             document = json.loads(reply.body)
         except (ValueError, RecursionError):
@@ -260,6 +276,8 @@ class GcsStore(HttpBucketStore[GcsStoreClient]):
         only for the manifest, which is read first: after that the bucket is known, and missing objects are common.
         """
         writing, (code, text) = operation.body is not None, _parse_error(reply)
+        if reply.status in (404, 410) and operation.content_range:
+            return NotFoundError(f"{address}: the resumable upload has expired; pack again to resume")
         if reply.status == 404 and (
             operation.key is None
             or writing

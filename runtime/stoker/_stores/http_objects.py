@@ -240,6 +240,7 @@ class ObjectOperation:
         is_new: Whether the object must not exist yet.
         body: Data to write; None to write nothing.
         query: Query parameters of the URL; None for none.
+        content_range: Value of the header ``Content-Range`` of a part of an upload; empty for none.
         path: Path of a served object with its parameters; empty if the key determines it.
     """
 
@@ -251,11 +252,13 @@ class ObjectOperation:
     body: bytes | None = None
     query: Mapping[str, str] | None = None
     path: str = ""
+    content_range: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
         """Header of the range, if there is one."""
-        return {"Range": self.range} if self.range else {}
+        headers = {"Range": self.range, "Content-Range": self.content_range}
+        return {name: value for name, value in headers.items() if value}
 
     @property
     def is_read(self) -> bool:
@@ -325,7 +328,8 @@ class HttpObjectStore(ObjectStore, Generic[_A]):
         while True:
             carrier = access.reader if operation.is_read else access.writer
             reply = await carrier.send(access.create_request(operation, path, used, address), destination)
-            if not reply.is_error or (not operation.is_read and 200 <= reply.status < 300):
+            is_part = bool(operation.content_range) and reply.status == 308  # of a resumable upload
+            if not reply.is_error or is_part or (not operation.is_read and 200 <= reply.status < 300):
                 return reply
             error = await self._response_error(access, operation, used, address, reply)
             if is_renewed or not isinstance(error, ExpiredCredentialsError):

@@ -23,7 +23,9 @@ from io import FileIO
 from itertools import islice
 from pathlib import Path
 
+from stoker._base.meter import Operation
 from stoker._base.threads import run_in_thread
+from stoker._base.upload import ObjectUpload
 from stoker._stores.location import Location, check_key, check_tag_and_range, check_text
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
@@ -123,20 +125,47 @@ class LocalStore(ObjectStore):
         path = self._path(key)
 
         def write(_: threading.Event) -> ObjectInfo:
-            with self._translate_errors(self._location.object_url(key)):
+            with self.translate_errors(key):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._sweep_once(path.parent)
-                with _partial_file(path.parent, data) as (partial, status), lock_folder(path.parent) as has_locks:
-                    current = _current_tag(path)
-                    if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
-                        raise self._precondition_error(key)
-                    if has_locks or not (if_absent or if_tag is not None):
-                        partial.replace(path)
-                    else:
-                        self._write_without_lock(key, partial, path, if_absent=if_absent)
-                return _info(key, status)
+                with _partial_file(path.parent) as (partial, file):
+                    rest = memoryview(data).cast("B")
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    return self.publish(key, partial, file, if_absent=if_absent, if_tag=if_tag)
 
         return await run_in_thread(write)
+
+    async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload:
+        """Create the hidden file of a new object; a process that is killed leaves it for the next sweep."""
+        path = self._path(key)
+
+        def begin(_: threading.Event) -> LocalUpload:
+            with self.translate_errors(key):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._sweep_once(path.parent)
+                return LocalUpload(self, key, *_create_partial_file(path.parent))
+
+        return await run_in_thread(begin)
+
+    def publish(self, key: str, partial: Path, file: FileIO, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        """Give a complete hidden file, written durably, the name of its object."""
+        path = self._path(key)
+        # The kernel's file clock ticks every 1 to 4 ms; nanoseconds distinguish two quick writes even if the second
+        # reuses the inode of the first.
+        now = time.time_ns()
+        os.utime(file.fileno(), ns=(now, now))
+        os.fsync(file.fileno())
+        status = os.fstat(file.fileno())
+        with lock_folder(path.parent) as has_locks:
+            current = _current_tag(path)
+            if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
+                raise self._precondition_error(key)
+            if has_locks or not (if_absent or if_tag is not None):
+                partial.replace(path)
+            else:
+                self._write_without_lock(key, partial, path, if_absent=if_absent)
+        return _info(key, status)
 
     def _write_without_lock(self, key: str, partial: Path, path: Path, *, if_absent: bool) -> None:
         """Give ``partial`` its name if no file has it; without locks, conditions on an object's tag are impossible."""
@@ -160,7 +189,7 @@ class LocalStore(ObjectStore):
         path = self._path(key)
 
         def remove(_: threading.Event) -> None:
-            with self._translate_errors(self._location.object_url(key)):
+            with self.translate_errors(key):
                 try:
                     self._sweep_once(path.parent)
                     with lock_folder(path.parent):
@@ -192,6 +221,12 @@ class LocalStore(ObjectStore):
             raise BucketNotFoundError(
                 f"the folder {self.url} does not exist; check the path (the first write creates it, reading does not)"
             )
+
+    @contextmanager
+    def translate_errors(self, key: str) -> Iterator[None]:
+        """Raise the typed error of an object instead of an OSError."""
+        with self._translate_errors(self._location.object_url(key)):
+            yield
 
     @contextmanager
     def _translate_errors(self, address: str) -> Iterator[None]:
@@ -231,6 +266,54 @@ class LocalStore(ObjectStore):
             raise ObjectChangedError(f"{self._location.object_url(info.key)} was modified while it was read")
 
 
+class LocalUpload:
+    """An upload into a hidden file, which gets its name at the end.
+
+    Args:
+        store: store of the object.
+        key: key of the object.
+        path: path of the hidden file.
+        file: the open file, which is locked.
+    """
+
+    concurrency = 1  # a disk gains nothing from several
+
+    def __init__(self, store: LocalStore, key: str, path: Path, file: FileIO) -> None:
+        self._store, self._key, self._path, self._file = store, key, path, file
+        self._info: ObjectInfo | None = None
+
+    async def put_part(self, number: int, start: int, data: Buffer) -> None:
+        """Write a part at its offset."""
+
+        def write(_: threading.Event) -> None:
+            rest, position = memoryview(data).cast("B"), start
+            with self._store.translate_errors(self._key):
+                while rest:
+                    written = os.pwrite(self._file.fileno(), rest, position)
+                    rest, position = rest[written:], position + written
+
+        await run_in_thread(write)
+        self._store.meter.add_written(memoryview(data).nbytes)
+
+    async def complete(self) -> ObjectInfo:
+        """Give the file its name, unless an object has it."""
+
+        def publish(_: threading.Event) -> ObjectInfo:
+            with self._store.translate_errors(self._key):
+                return self._store.publish(self._key, self._path, self._file, if_absent=True, if_tag=None)
+
+        if self._info is None:
+            with self._store.meter.count_request(Operation.PUT):
+                self._info = await run_in_thread(publish)
+            self._file.close()
+        return self._info
+
+    async def abort(self) -> None:
+        """Remove the file, unless it has its name."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
 def _tag(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
 
@@ -258,19 +341,11 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
-    """Write ``data`` durably to a new hidden file, and remove it on exit unless it was renamed."""
+def _partial_file(folder: Path) -> Iterator[tuple[Path, FileIO]]:
+    """Yield a new hidden file, and remove it on exit unless it was renamed."""
     path, file = _create_partial_file(folder)
     try:
-        rest = memoryview(data).cast("B")
-        while rest:
-            rest = rest[file.write(rest) :]
-        # The kernel's file clock ticks every 1 to 4 ms; nanoseconds distinguish two quick writes even if the second
-        # reuses the inode of the first.
-        now = time.time_ns()
-        os.utime(file.fileno(), ns=(now, now))
-        os.fsync(file.fileno())
-        yield path, os.fstat(file.fileno())
+        yield path, file
     finally:
         path.unlink(missing_ok=True)
         file.close()

@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker._base.fields import make_printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
+from stoker._base.upload import ObjectUpload
 from stoker._stores.location import Location, check_conditions, check_key, check_range, check_tag_and_range, check_text
 from stoker.abc import Buffer, ObjectInfo, RangeReadable
 from stoker.errors import (
@@ -108,6 +109,15 @@ class ObjectStore:
         self.meter.add_written(memoryview(data).nbytes)
         return info
 
+    async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
+        """Begin to write a new object in parts; None, the default, if the store cannot. The upload counts its requests.
+
+        Args:
+            key: Key of the object.
+            size_bytes: Size of the object.
+        """
+        return None
+
     async def delete(self, key: str) -> None:
         """Delete an object."""
         with self.meter.count_request(Operation.DELETE):
@@ -193,6 +203,14 @@ class MeteredStore(ObjectStore):
         with self._method("get_range", key) as read:
             info: ObjectInfo = await read(key, start, end, into=into, tag=tag, begun=begun)
         return info
+
+    async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
+        """Begin to write a new object in parts, if the wrapped store can; all of it counts as one request."""
+        if not hasattr(self.wrapped, "begin_upload"):
+            return None
+        with self.meter.count_request(Operation.PUT), self._method("begin_upload", key) as begin:
+            upload: ObjectUpload | None = await begin(key, size_bytes)
+        return upload
 
     async def _head(self, key: str) -> ObjectInfo:
         with self._method("head", key) as head:

@@ -6,6 +6,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ProfileNotFound
 from botocore.utils import check_dns_name
 
-from stoker._base.meter import PriceKey
+from stoker._base.meter import Operation, PriceKey
+from stoker._base.upload import UnfinishedUpload
 from stoker._stores.aws_credentials import AwsCredentials, AwsKeys, Keys, botocore_session
 from stoker._stores.aws_signature import ReadSigner
 from stoker._stores.http import ErrorRule, HttpRequest, HttpResponse, create_error, host_of, parse_date
@@ -33,6 +35,7 @@ from stoker._stores.http_objects import (
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
 from stoker._stores.options import S3Options, check_endpoint
+from stoker._stores.s3_upload import S3Upload, find_text, parse_uploads
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
@@ -76,6 +79,7 @@ _BY_CODE: dict[str, ErrorRule] = {
     "InvalidAccessKeyId": _BAD_KEY,
     "InvalidObjectState": (StoreError, "the object is archived; restore it before reading"),
     "InvalidToken": _BAD_KEY,
+    "NoSuchUpload": (NotFoundError, "the upload was aborted, for example by a lifecycle rule; pack again to resume"),
     "NoSuchBucket": (BucketNotFoundError, "the bucket does not exist; check its name and the endpoint"),
     "PermanentRedirect": _REGION,
     "RequestTimeTooSkewed": (StoreError, "this machine's clock is off; set it"),
@@ -140,7 +144,8 @@ class S3StoreClient(Connections):
     ) -> HttpRequest:
         """Return a request, signed by ``credentials`` unless that is None; ``full_key`` is a key, empty for the bucket.
 
-        On AWS, writes carry a checksum, which many S3-compatible services do not support.
+        On AWS, writes carry a checksum, which many S3-compatible services do not support. Parts of uploads do not:
+        their signature has a hash of the body.
         """
         headers = operation.headers
         if operation.tag is not None:
@@ -156,7 +161,7 @@ class S3StoreClient(Connections):
                 headers = self._signer.sign(credentials.keys, method, self._host, path, headers)
             return HttpRequest(method=method, url=url, headers=headers, address=address)
         request = AWSRequest(method=method, url=url, headers=headers, data=operation.body)
-        if operation.body is not None and not self.endpoint_url:
+        if operation.body is not None and not operation.query and not self.endpoint_url:
             request.headers[_CHECKSUM] = b64encode(crc32(operation.body).to_bytes(4, "big")).decode()
             # Saves hashing the body once more for the signature.
             request.context["checksum"] = {"request_algorithm": {"in": "header", "name": _CHECKSUM}}
@@ -294,6 +299,37 @@ class S3Store(HttpBucketStore[S3StoreClient]):
                 f"{self._location.object_url(key)} was deleted by another writer; read it again and decide"
             ) from error
         return replace(self._info(key, reply), size_bytes=len(body))
+
+    async def begin_upload(self, key: str, size_bytes: int) -> S3Upload:
+        """Begin a multipart upload."""
+        with self.meter.count_request(Operation.PUT):
+            reply = await self._perform(ObjectOperation("POST", key, query={"uploads": ""}))
+        address = self._location.object_url(key)
+        if not (upload_id := find_text(reply.body, "UploadId")):
+            raise UnexpectedAnswerError(f"{address}: the endpoint began no multipart upload; {self.malformed_message}")
+        parse_error = partial(_parse_error, address, is_write=True)
+        return S3Upload(key, size_bytes, upload_id, self._perform, parse_error, self.meter)
+
+    async def list_uploads(self, prefix: str) -> list[UnfinishedUpload]:
+        """Return the uploads of objects under ``prefix`` that were neither completed nor aborted."""
+        found: list[UnfinishedUpload] = []
+        query = {"uploads": "", "encoding-type": "url", "prefix": self._location.within_bucket(prefix)}
+        while True:
+            with self.meter.count_request(Operation.LIST):
+                reply = await self._perform(ObjectOperation("GET", None, query=query))
+            try:
+                page, following = parse_uploads(reply.body)
+            except (ElementTree.ParseError, ValueError, LookupError):
+                raise UnexpectedAnswerError(f"{self.url}: {self.malformed_message}") from None
+            found += [replace(each, key=self._location.relative(each.key)) for each in page]
+            if not following:
+                return found
+            query |= following
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Discard the parts of an upload; does nothing if it has ended meanwhile."""
+        with self.meter.count_request(Operation.DELETE), suppress(NotFoundError):
+            await self._perform(ObjectOperation("DELETE", upload.key, query={"uploadId": upload.upload_id}))
 
     async def _delete(self, key: str) -> None:
         await self._perform(ObjectOperation("DELETE", key))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from stoker._base.sizes import MAX_BYTES, format_bytes, parse_bytes, parse_rate
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.supersample import MAX_SAMPLE_BYTES, MAX_TARGET_BYTES
 from stoker._stores import ADAPTERS, open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import Auth, StoreOptions
@@ -173,8 +173,10 @@ def _bounded_parser(
 
 size = size_from(0)
 """Parses a size in bytes, for ``add_argument(type=...)``."""
-super_sample_size = size_from(1, MAX_SUPER_SAMPLE_BYTES)
+super_sample_size = size_from(1, MAX_SAMPLE_BYTES)
 """Parses the maximum size of a super-sample, for ``add_argument(type=...)``."""
+target_size = size_from(1, MAX_TARGET_BYTES)
+"""Parses the size of super-samples that small ones are packed into, for ``add_argument(type=...)``."""
 
 
 def writable(text: str) -> str:

@@ -37,7 +37,7 @@ from stoker.cli.flags import (
     add_written_dataset,
     open_store_from_args,
     positive,
-    super_sample_size,
+    target_size,
 )
 from stoker.cli.output import RequestCosts, format_bad_object, format_count, json_text, make_printable, quote_start
 from stoker.errors import ConfigError
@@ -92,9 +92,7 @@ def configure_compact(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
     target_help = "target size; super-samples below half of it are merged (default: 8MiB)"
-    parser.add_argument(
-        "--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=target_help
-    )
+    parser.add_argument("--super-sample-bytes", type=target_size, default=8 << 20, metavar="SIZE", help=target_help)
     add_json(parser)
     parser.set_defaults(example="stoker compact s3://bucket/dataset")
     add_store_options(parser)
@@ -157,6 +155,7 @@ async def run_gc(args: Namespace) -> int:
         "size_bytes": report.size_bytes,
         "records": report.records,
         "versions": report.versions,
+        "uploads": [upload.key for upload in report.uploads],
         "unfinished": {run: each.objects for run, each in report.unfinished.items()},
     }
     print(json_text({**figures, **bill.to_dict()}))
@@ -168,7 +167,9 @@ def _show_garbage(report: GarbageReport) -> None:
         print(f"{info.key}  {format_bytes(info.size_bytes)}")
     for key in (*report.records, *map(version_key, report.versions)):
         print(make_printable(key))
-    count = len(report.objects) + len(report.records) + len(report.versions)
+    for upload in report.uploads:
+        print(f"unfinished upload of {make_printable(upload.key)}, begun {upload.begun:%Y-%m-%d %H:%M} UTC")
+    count = len(report.objects) + len(report.records) + len(report.versions) + len(report.uploads)
     verb = "deleted" if report.is_deleted else "could be deleted with --delete"
     summary = f"{format_count(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
     print(summary if count else "no garbage")

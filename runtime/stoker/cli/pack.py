@@ -56,12 +56,12 @@ def configure(parser: ArgumentParser) -> None:
     modes.add_argument("--append", action="store_true", help="add the samples to the existing data set")
     replaced = "replace the existing data set; its earlier versions stay readable"
     modes.add_argument("--overwrite", action="store_true", help=replaced)
-    limit = "maximum size of a super-sample, at most 32MiB (default: 8MiB)"
+    limit = "maximum size of a super-sample with several samples, at most a quarter of --memory (default: 8MiB)"
     add("--super-sample-bytes", type=flags.super_sample_size, metavar="SIZE", help=limit)
     add("--concurrency", type=flags.positive, metavar="N", help="concurrent uploads (default: 8)")
     seed = "write the samples in a uniform permutation of all of them, which this seed fixes (default: SRC's order)"
     add("--shuffle", type=flags.whole_number_to((1 << 64) - 1), metavar="SEED", help=seed)
-    memory = "memory of this process with --shuffle (default: 1GiB)"
+    memory = "memory of this process for permuting, and four times that of uploads (default: 1GiB)"
     add("--memory", type=flags.size, metavar="SIZE", help=memory)
     alone = "nothing else writes to DST meanwhile: permit a store without conditional writes"
     add("--single-writer", action="store_true", help=alone)
@@ -79,7 +79,6 @@ async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     _check_no_overlap(args.source, args.url)
     _check_fanout_options(args)
-    _check_shuffle_options(args)
     say(args, f"opening {args.source}")
     options = flags.store_options(args, args.source, prefix="source_") or flags.store_options(args, args.source)
     bill = RequestCosts()
@@ -151,7 +150,7 @@ def _config(args: Namespace, source: ObjectSource) -> PackConfig:
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
     sizes = _select_options(args, "super_sample_bytes", "concurrency")
     if args.memory is not None:
-        sizes["memory_bytes"] = usable_bytes(args.memory)
+        sizes["memory_bytes"] = args.memory if args.shuffle is None else usable_bytes(args.memory)
     single, shuffle = args.single_writer, args.shuffle
     return PackConfig(
         schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, shuffle=shuffle, **sizes
@@ -173,11 +172,6 @@ def _check_no_overlap(source: str, destination: str) -> None:
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
     if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
-
-
-def _check_shuffle_options(args: Namespace) -> None:
-    if args.memory is not None and args.shuffle is None:
-        raise ConfigError("--memory is for permuting the samples; add --shuffle SEED, or leave it out")
 
 
 def _check_fanout_options(args: Namespace) -> None:

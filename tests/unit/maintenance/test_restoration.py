@@ -188,7 +188,7 @@ def one(schema: Schema, dataset: str, run: str, number: int) -> bytes:
     cutter.add(dict.fromkeys(schema, b"x"))
     cut = cutter.finish()
     assert cut is not None
-    return cut.data
+    return bytes(cut.data[:])
 
 
 def test_the_names_of_raw_objects_and_the_job_are_those_of_the_first_record() -> None:

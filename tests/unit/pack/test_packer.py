@@ -189,15 +189,37 @@ def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_continue_without_i
     asyncio.run(main())
 
 
-def test_a_sample_larger_than_a_super_sample_is_refused_with_the_sizes_and_the_remedy() -> None:
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_sample_larger_than_the_target_has_a_super_sample_of_its_own(first: int) -> None:
     async def main() -> None:
-        async with AsyncPacker(fresh_store(), config()) as packer:
+        store = fresh_store()
+        async with AsyncPacker(store, config()) as packer:
+            for number in range(first):
+                await packer.write({"data": bytes(10), "label": number})
+            await packer.write({"data": bytes(5000), "label": first})
+            for number in range(first + 1, first + 3):
+                await packer.write({"data": bytes(10), "label": number})
+        assert packer.manifest is not None
+        assert packer.manifest.rows.samples.tolist() == [*([first] if first else []), 1, 2]
+        assert await labels(store) == list(range(first + 3))
+        assert await verify(store, packer.manifest, deep=True) == []
+
+    asyncio.run(main())
+
+
+def test_a_sample_larger_than_any_may_be_is_refused_with_the_sizes_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker._pack.run.MAX_SAMPLE_BYTES", 1000)
+
+    async def main() -> None:
+        store = fresh_store()
+        async with AsyncPacker(store, config()) as packer:
             await packer.write(numbered_samples(1)[0])
-            with pytest.raises(PackError, match=r"sample 1 needs 532 .*500 .* 'data'.* 400; raise super_sample"):
-                await packer.write({"data": bytes(500), "label": 1})
-            with pytest.raises(PackError, match="sample 1 needs"):
-                await packer.write({"data": bytes(369), "label": 1})
-            await packer.write({"data": bytes(368), "label": 1})
+            with pytest.raises(PackError, match=r"sample 1 has 1008 .*1000 .* 'data'.* 1000 .*divide it into several"):
+                await packer.write({"data": bytes(1000), "label": 1})
+            await packer.write({"data": bytes(992), "label": 1})
+        assert await labels(store) == [0, 1]
 
     asyncio.run(main())
 
@@ -217,7 +239,10 @@ def test_an_empty_source_makes_no_data_set_and_leaves_nothing() -> None:
     [
         {"mode": "replace"},
         {"super_sample_bytes": 0},
-        {"super_sample_bytes": (32 << 20) + 1},
+        {"super_sample_bytes": (256 << 20) + 1},
+        {"super_sample_bytes": (1 << 30) + 1, "memory_bytes": 1 << 40},
+        {"memory_bytes": 3},
+        {"memory_bytes": "1GB"},
         {"super_sample_bytes": 1e6},
         {"super_sample_bytes": "8MiB"},
         {"concurrency": 0},
