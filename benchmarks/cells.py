@@ -38,6 +38,7 @@ PROFILES = {
 KINDS = ("cold", "steady", "stall", "starts", "limit")
 STEP_SECONDS = 0.05
 STARTS = 200
+STARTED_SHARE = 0.99
 STARTED = ("images", "jpegs")  # workloads whose starts are measured; tokens start as images do
 
 # Epochs of a steady run: at least ten after the first and before the last ones, which are read from memory.
@@ -45,7 +46,7 @@ OURS_EPOCHS = {("images", "raw"): 31, ("jpegs", "raw"): 13, ("jpegs", "decoded")
 FULL_EPOCHS = {("images", "raw"): 15, ("jpegs", "raw"): 3, ("jpegs", "decoded"): 3, ("tokens", "raw"): 8}
 STREAM_EPOCHS = 4
 PEER_EPOCHS = 3
-LIMIT_EPOCHS = {"images": 13, "jpegs": 3, "tokens": 8}
+LIMIT_EPOCHS = {"images": 13, "jpegs": 4, "tokens": 8}  # the first and the last do not count
 
 # On 2 cores, each peer's fastest; see peers/README.md.
 WORKERS = {"perobject": 16}
@@ -82,7 +83,7 @@ class Cell:
     @property
     def epochs(self) -> int:
         match self.kind, self.loader:
-            case "steady", "ours":
+            case "steady", "ours" | "spdl":  # which keep nothing on disk
                 return OURS_EPOCHS[self.workload, self.mode]
             case "steady", "ours_full":
                 return FULL_EPOCHS[self.workload, self.mode]

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,10 +71,10 @@ class _Transfer:
         return self.left_bytes == 0
 
 
-def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None:
-    """Read every object through plain sockets, each into the same memory."""
+def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> list[float]:
+    """Read every object through plain sockets, each into the same memory; return the time at which each was there."""
     address = urlsplit(endpoint)
-    buffer, pending = memoryview(bytearray(_BUFFER_BYTES)), iter(paths)
+    buffer, pending, ends = memoryview(bytearray(_BUFFER_BYTES)), iter(paths), []
     with selectors.DefaultSelector() as selector, ExitStack() as opened:
         for _, path in zip(range(connections), pending, strict=False):  # this order of zip's arguments loses no path
             connection = socket.create_connection((address.hostname or "", address.port or 80))
@@ -83,22 +84,25 @@ def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None
         while selector.get_map():
             for key, _ in selector.select():
                 if key.data.receive(buffer):
+                    ends.append(time.perf_counter())
                     following = next(pending, None)
                     if following is None:
                         selector.unregister(key.data.connection)
                     else:
                         key.data.ask(address.netloc, following)
+    return ends
 
 
-async def pull_with_aiohttp(endpoint: str, paths: list[str], connections: int) -> None:
-    """Read every object with plain aiohttp, whole."""
-    pending = iter(paths)
+async def pull_with_aiohttp(endpoint: str, paths: list[str], connections: int) -> list[float]:
+    """Read every object with plain aiohttp, whole; return the time at which each was there."""
+    pending, ends = iter(paths), []
 
     async def work(session: aiohttp.ClientSession) -> None:
         for path in pending:
             async with session.get(f"{endpoint}{path}") as response:
                 response.raise_for_status()
                 await response.read()
+            ends.append(time.perf_counter())
 
     connector = aiohttp.TCPConnector(limit=connections)
     async with (
@@ -107,6 +111,7 @@ async def pull_with_aiohttp(endpoint: str, paths: list[str], connections: int) -
     ):
         for _ in range(connections):
             group.create_task(work(session))
+    return ends
 
 
 def _batches(samples: int, batch: int, epochs: int) -> Iterator[NDArray[np.int64]]:
@@ -152,21 +157,34 @@ async def _manifest(url: str) -> Manifest:
         await store.close()
 
 
-def _pull(how: str, url: str, connections: int, epochs: int) -> tuple[int, float]:
-    """Return the number of samples in the downloaded objects, and the seconds that it took."""
+Epochs = list[dict[str, float]]
+"""Samples and seconds of each measured epoch, or of several together."""
+
+
+def _pull(how: str, url: str, connections: int, epochs: int) -> Epochs:
+    """Download every object ``epochs`` times; return the first epoch, those between, and the last, if there are three.
+
+    The first and the last are apart since connections are opened in the one, and idle at the end of the other.
+    """
     manifest = asyncio.run(_manifest(url))
     place = urlsplit(url)
-    paths = [f"/{place.netloc}{place.path}/{manifest.key(row)}" for row in range(len(manifest))] * epochs
+    objects = [f"/{place.netloc}{place.path}/{manifest.key(row)}" for row in range(len(manifest))]
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     started = time.perf_counter()
     if how == "sockets":
-        pull_with_sockets(endpoint, paths, connections)
+        ends = pull_with_sockets(endpoint, objects * epochs, connections)
     else:
-        asyncio.run(pull_with_aiohttp(endpoint, paths, connections))
-    return manifest.samples * epochs, time.perf_counter() - started
+        ends = asyncio.run(pull_with_aiohttp(endpoint, objects * epochs, connections))
+    counts = (1, epochs - 2, 1) if epochs > 2 else (epochs,)
+    measured: Epochs = []
+    for count, read in zip(counts, accumulate(counts), strict=True):
+        end = ends[read * len(objects) - 1]
+        measured.append({"samples": manifest.samples * count, "seconds": end - started})
+        started = end
+    return measured
 
 
-def _gather(workload: str, folder: Path, batch: int, epochs: int) -> tuple[int, float]:
+def _gather(workload: str, folder: Path, batch: int, epochs: int) -> Epochs:
     if workload == "jpegs":
         jpegs = Jpegs(folder)
         samples, copy = len(jpegs), partial(gather_jpegs, jpegs)
@@ -175,7 +193,7 @@ def _gather(workload: str, folder: Path, batch: int, epochs: int) -> tuple[int, 
         samples, copy = len(array), partial(gather, array)
     started = time.perf_counter()
     copy(batch, epochs)
-    return samples * epochs, time.perf_counter() - started
+    return [{"samples": samples * epochs, "seconds": time.perf_counter() - started}]
 
 
 def main() -> None:
@@ -188,7 +206,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
-    measure: Callable[[], tuple[int, float]]
+    measure: Callable[[], Epochs]
     if options.limit in ("sockets", "aiohttp"):
         measure = partial(_pull, options.limit, options.url, options.connections, options.epochs)
     elif options.limit == "gather":
@@ -196,17 +214,16 @@ def main() -> None:
     else:
         measure = partial(_decode, options.source)
     imports_cpu_seconds = time.process_time()
-    samples, seconds = measure()
     result = {
-        "epochs": [{"samples": samples, "seconds": seconds}],
+        "epochs": measure(),
         "connections": options.connections,
         "imports_cpu_seconds": imports_cpu_seconds,
     }
     print(json.dumps(result))
 
 
-def _decode(folder: Path) -> tuple[int, float]:
-    return len(Jpegs(folder)), decode_seconds(folder)
+def _decode(folder: Path) -> Epochs:
+    return [{"samples": len(Jpegs(folder)), "seconds": decode_seconds(folder)}]
 
 
 if __name__ == "__main__":

@@ -16,24 +16,27 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from benchmarks.cells import LIMITS, LOADERS, STEP_SECONDS, TITLES
-from benchmarks.results import Figure, Record, Results
+from benchmarks.cells import LIMITS, LOADERS, OURS, STARTED, STARTED_SHARE, STEP_SECONDS, TITLES
+from benchmarks.results import Figure, Record, Results, quality
 from benchmarks.workloads import RESULTS, WORKLOADS
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDTH_INCHES = 9.0  # at 100 dots per inch: 900 pixels
 BAR_INCHES = 0.27
 OURS_COLOUR, FULL_COLOUR, PEER_COLOUR, LIMIT_COLOUR = "#d1495b", "#e39a8b", "#8aa1b1", "#d0d0d0"
+SPDL_COLOUR = "#4f6d7a"
 LIMIT_COLOURS = {"sockets": "#1b4965", "aiohttp": "#2a9d8f", "gather": "#6a4c93", "decode": "#bc8034"}
 PROFILE_TITLES = {
     "none": "a bucket as fast as the machine",
     "cloud": "a bucket like a cloud's: 20 ms, 90 MB/s a connection, 600 MB/s in all",
 }
-KIND_TITLES = {"cold": "first epoch, cold", "steady": "later epochs"}
+EPOCH_TITLES = {"cold": "first epoch, cold", "steady": "second epoch"}
 PLOTS = {
     "throughput-none": "samples a second of every loader, unshaped bucket",
     "throughput-cloud": "samples a second of every loader, cloud-like bucket",
     "cpu": "processor time of a sample",
+    "first-batch": "time to the first batch",
+    "starts": "times to the first batch while some requests are late",
     "stall": "share of the time that a training loop waits",
     "tail": "rate when some requests are late, of that when none is",
 }
@@ -100,11 +103,21 @@ def log_scale(axes: Axes, values: list[float]) -> None:
 
 
 def colour(loader: str) -> str:
-    return {"ours": OURS_COLOUR, "ours_full": FULL_COLOUR}.get(loader, PEER_COLOUR)
+    return {"ours": OURS_COLOUR, "spdl": SPDL_COLOUR}.get(loader, FULL_COLOUR if loader in OURS else PEER_COLOUR)
+
+
+def label(results: Results, loader: str, workload: str) -> str:
+    """Return a loader's name and the quality of its shuffle."""
+    mixed = quality(results, workload=workload, mode="raw", loader=loader)
+    return TITLES.get(loader, loader) + ("" if mixed is None else f" ({mixed:.2f})")
 
 
 def rate(record: Record) -> float:
     return record.rate
+
+
+def second_epoch(record: Record) -> float:
+    return record.second_epoch_rate
 
 
 def bars_of(results: Results, figure: Figure, workload: str, mode: str, profile: str, kind: str) -> Bars:
@@ -113,7 +126,7 @@ def bars_of(results: Results, figure: Figure, workload: str, mode: str, profile:
     for loader in LOADERS:
         value = results.median(figure, workload=workload, mode=mode, profile=profile, kind=kind, loader=loader)
         if value is not None:
-            bars.append((TITLES.get(loader, loader), value, colour(loader)))
+            bars.append((label(results, loader, workload), value, colour(loader)))
     return longest_first(bars)
 
 
@@ -122,15 +135,16 @@ def longest_first(bars: Bars) -> Bars:
 
 
 def throughput_cases(results: Results, profile: str) -> list[tuple[str, Bars, dict[str, float]]]:
-    """Return title, bars and limits of each panel: one of cold epochs, one of later ones."""
+    """Return title, bars and limits of each panel: one of cold epochs, one of second ones."""
     cases = []
     for workload in WORKLOADS.values():
         for mode in workload.modes:
             where = {"workload": workload.name, "mode": mode, "profile": profile}
             found = {each: results.median(rate, **where, loader=each) for each in LIMIT_COLOURS}
             limits = {each: value for each, value in found.items() if value is not None}
-            for kind, epochs in KIND_TITLES.items():
-                bars = bars_of(results, rate, workload.name, mode, profile, kind)
+            for kind, epochs in EPOCH_TITLES.items():
+                figure = rate if kind == "cold" else second_epoch
+                bars = bars_of(results, figure, workload.name, mode, profile, kind)
                 if any(drawn != PEER_COLOUR for _, _, drawn in bars):
                     decoded = ", decoded" if mode == "decoded" else ""
                     cases.append((f"{workload.name}: {workload.title}{decoded}, {epochs}", bars, limits))
@@ -141,7 +155,7 @@ def plot_throughput(results: Results, profile: str) -> None:
     cases = throughput_cases(results, profile)
     if not cases:
         return
-    title = f"Samples a second from {PROFILE_TITLES[profile]}"
+    title = f"Samples a second from {PROFILE_TITLES[profile]} (in brackets: shuffle quality)"
     with panels(f"throughput-{profile}", title, [bars for _, bars, _ in cases]) as all_axes:
         for axes, (panel_title, bars, limits) in zip(all_axes, cases, strict=True):
             draw(axes, bars, "{:,.0f}")
@@ -184,6 +198,53 @@ def plot_stall(results: Results) -> None:
             axes.set_title(f"{workload}: {WORKLOADS[workload].title}")
 
 
+def plot_first_batch(results: Results) -> None:
+    found = {
+        workload: bars_of(results, lambda record: record.first_batch_seconds * 1e3, workload, "raw", "cloud", "cold")[
+            ::-1
+        ]
+        for workload in WORKLOADS
+    }
+    found = {workload: bars for workload, bars in found.items() if bars}
+    if not found:
+        return
+    title = "Milliseconds from constructing a loader to its first batch, cloud-like bucket"
+    with panels("first-batch", title, list(found.values())) as all_axes:
+        for axes, (workload, bars) in zip(all_axes, found.items(), strict=True):
+            draw(axes, bars, "{:,.0f}")
+            log_scale(axes, [value for _, value, _ in bars])
+            axes.set_title(f"{workload}: {WORKLOADS[workload].title}")
+
+
+def plot_starts(results: Results) -> None:
+    """Plot the shares of starts that took longer than a time, on logarithmic axes."""
+    found = {
+        workload: [
+            seconds
+            for record in results.measured(workload=workload, loader="ours", kind="starts")
+            for seconds in record.start_seconds
+        ]
+        for workload in STARTED
+    }
+    found = {workload: sorted(seconds) for workload, seconds in found.items() if seconds}
+    if not found:
+        return
+    with plt.rc_context({**STYLE, "axes.grid.axis": "both"}):
+        figure, axes = plt.subplots(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
+        for (workload, seconds), drawn in zip(found.items(), (OURS_COLOUR, SPDL_COLOUR), strict=False):
+            longer = [1.0 - place / len(seconds) for place in range(len(seconds))]
+            axes.step(seconds, longer, where="post", color=drawn, label=f"{workload}, {len(seconds):,} starts")
+        axes.axhline(1.0 - STARTED_SHARE, color=LIMIT_COLOUR, lw=1.2, ls="--")
+        axes.set(yscale="log", xlabel="seconds to the first batch", xlim=(0, None))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_title("Share of starts that take longer, while 10% of requests are 2 s late", weight="bold")
+        axes.legend()
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        figure.savefig(IMAGES / "starts.png")
+        plt.close(figure)
+    print(IMAGES / "starts.png")
+
+
 def plot_tail(results: Results) -> None:
     bars: Bars = []
     for loader in (*LOADERS, *LIMITS):
@@ -205,6 +266,8 @@ def plot(results: Results) -> None:
     for profile in PROFILE_TITLES:
         plot_throughput(results, profile)
     plot_cpu(results)
+    plot_first_batch(results)
+    plot_starts(results)
     plot_stall(results)
     plot_tail(results)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cells import EPOCH_PROFILES, LIMITS, LOADERS, OURS, STARTED, TITLES
+from benchmarks.cells import EPOCH_PROFILES, EVERY_ROUND, LIMITS, LOADERS, OURS, STARTED, TITLES
 from benchmarks.document import markers, replace_between
 from benchmarks.plots import IMAGES, PLOTS
-from benchmarks.results import Figure, Mixing, Record, Results
+from benchmarks.results import Figure, Mixing, Record, Results, quality
 from benchmarks.targets import table as target_table
 from benchmarks.workloads import RESULTS, WORKLOADS
 
@@ -52,7 +52,7 @@ def speed_table(results: Results, workload: str, mode: str, profile: str) -> str
         return [
             figure(lambda record: record.rate, "{:,.0f}", "cold") or failure(results, workload, mode, profile, name),
             figure(lambda record: record.second_epoch_rate, "{:,.0f}", "steady"),
-            figure(lambda record: record.rate, "{:,.0f}", *(("steady",) if name in OURS else ()), "limit"),
+            figure(lambda record: record.rate, "{:,.0f}", *(("steady",) if name in EVERY_ROUND else ()), "limit"),
             figure(lambda record: record.bytes_per_second / 1e6, "{:,.0f}", *best),
             figure(lambda record: record.cpu_us_per_sample, "{:,.2f}", *best),
             figure(lambda record: record.cpu_seconds_per_gb, "{:,.2f}", *best),
@@ -63,12 +63,6 @@ def speed_table(results: Results, workload: str, mode: str, profile: str) -> str
 
     head = ["", "cold, samples/s", "second epoch", "steady, or limit", "MB/s", "CPU µs/sample", "CPU s/GB"]
     return table([*head, "first batch, s", "stall", "shuffle"], [*LOADERS, *LIMITS], cells)
-
-
-def quality(results: Results, **where: str) -> float | None:
-    """Return the lowest shuffle quality of a loader's cold epochs, as a share of a uniform permutation's."""
-    mixed = [record.mixing.quality for record in results.measured(**where, kind="cold") if record.mixing is not None]
-    return min(mixed, default=None)
 
 
 def starts_table(results: Results) -> str:

@@ -107,12 +107,13 @@ class Record:
     def rate(self) -> float:
         """Samples per second: of a cold epoch, including the loader's construction, of later epochs, or of a limit.
 
-        The last epochs of our steady runs are left out if they may have been read from memory.
+        The last epochs of our steady runs are left out if they may have been read from memory, and a limit's first
+        and last one, in which not all connections are in use.
         """
         epochs = self.result["epochs"]
         match self.cell.kind:
             case "limit":
-                return self._rate_of(0, len(epochs))
+                return self._rate_of(1, 2) if len(epochs) == 3 else self._rate_of(0, 1)
             case "steady":
                 return self._rate_of(1, len(epochs) - self._epochs_in_memory)
             case _:
@@ -125,7 +126,10 @@ class Record:
         return self._rate_of(1, 2)
 
     def _rate_of(self, first: int, end: int) -> float:
-        """Return the samples per second of some epochs, without those that had been read before they began."""
+        """Return the samples per second of some epochs.
+
+        From a shaped bucket, samples that were read before they began do not count, so no rate is above the link's.
+        """
         measured = self.result["epochs"][first:end]
         samples = sum(epoch["samples"] for epoch in measured)
         return float((samples - self._read_before(first, end, samples)) / sum(epoch["seconds"] for epoch in measured))
@@ -136,7 +140,7 @@ class Record:
         A loader that keeps a data set on its disk reads nothing in later epochs, so none of its samples count.
         """
         sent = self.result.get("bytes_sent")
-        if not sent or not first or not self.stored_bytes or self.disk_bytes:
+        if self.cell.profile == "none" or not sent or not first or not self.stored_bytes or self.disk_bytes:
             return 0.0
         read = (sent[end - 1] - sent[first - 1]) * self.cell.samples / self.stored_bytes
         return float(max(0.0, samples - read))
@@ -268,3 +272,9 @@ class Results:
             if record.cell.loader not in (*OURS, *LIMITS) and record.mixing is not None:
                 found[record.cell.loader] = min(record.mixing.distance, found.get(record.cell.loader, math.inf))
         return [loader for loader, distance in found.items() if distance >= REALLY_SHUFFLES]
+
+
+def quality(results: Results, **where: str) -> float | None:
+    """Return the lowest shuffle quality of a loader's cold epochs, as a share of a uniform permutation's."""
+    mixed = [record.mixing.quality for record in results.measured(**where, kind="cold") if record.mixing is not None]
+    return min(mixed, default=None)

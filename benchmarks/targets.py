@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import STARTED
+from benchmarks.cells import STARTED, STARTED_SHARE
 from benchmarks.results import Figure, Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 
@@ -20,7 +20,6 @@ MIN_TAIL_GETS = 500
 FIXED = ("images", "tokens")  # samples of one size
 COLD_OVER_SPDL = {"images": 1.5, "jpegs": 1.1, "tokens": 1.5}
 FIRST_BATCH_MS = {"images": 100, "jpegs": 140, "tokens": 100}
-STARTED_SHARE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

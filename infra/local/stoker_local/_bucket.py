@@ -333,9 +333,9 @@ class LocalBucket:
     ) -> bool:
         """Send the head and the body of an answer; return whether the connection can carry another."""
         before, after = split_response(*answer, fault)
-        self.counts.bytes_out += max(0, sum(map(len, before)) - len(answer[0]))
+        head_bytes = len(answer[0])
         for piece in before:
-            await self._write(wire, piece, pacers)
+            head_bytes = await self._write(wire, piece, pacers, head_bytes)
         if fault is not None:
             match fault.kind:
                 case FaultKind.RESET:
@@ -345,21 +345,22 @@ class LocalBucket:
                     return False
                 case FaultKind.STALL:
                     await asyncio.sleep(fault.stall_seconds)
-        self.counts.bytes_out += sum(map(len, after))
         for piece in after:
-            await self._write(wire, piece, pacers)
+            head_bytes = await self._write(wire, piece, pacers, head_bytes)
         return True
 
-    async def _write(self, wire: ServerConnection, data: Body, pacers: tuple[Pacer, ...]) -> None:
-        if not pacers:
-            await wire.write(data)
-            return
+    async def _write(self, wire: ServerConnection, data: Body, pacers: tuple[Pacer, ...], head_bytes: int) -> int:
+        """Send data that begins with ``head_bytes`` of a head, count the others; return the size of the head's rest."""
         loop, view = asyncio.get_running_loop(), memoryview(data)
-        for start in range(0, len(view), _PACING_CHUNK_BYTES):
-            part = view[start : start + _PACING_CHUNK_BYTES]
-            if wait := max(pacer.reserve(len(part), loop.time()) for pacer in pacers):
+        chunk_bytes = _PACING_CHUNK_BYTES if pacers else max(1, len(view))
+        for start in range(0, len(view), chunk_bytes):
+            part = view[start : start + chunk_bytes]
+            if wait := max((pacer.reserve(len(part), loop.time()) for pacer in pacers), default=0.0):
                 await asyncio.sleep(wait)
+            self.counts.bytes_out += max(0, len(part) - head_bytes)
+            head_bytes = max(0, head_bytes - len(part))
             await wire.write(part)
+        return head_bytes
 
     async def _handle_admin(self, wire: ServerConnection, request: ServerRequest, body: Body) -> bool:
         """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, for clients on this machine only."""
