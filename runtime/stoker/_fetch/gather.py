@@ -77,11 +77,13 @@ class RowLocations(NamedTuple):
         super_samples: ``int64 [samples]``, manifest row of each row's super-sample.
         rows: ``int64 [samples]``, row in that super-sample.
         values: column name → locations of its values.
+        places: ``int64 [samples]``, index into ``values`` of each row, if they are in another order; otherwise None.
     """
 
     super_samples: NDArray[np.int64]
     rows: NDArray[np.int64]
     values: Mapping[str, ValueLocations]
+    places: NDArray[np.int64] | None = None
 
 
 _WORD_BYTES = (1, 2, 4, 8)
@@ -110,16 +112,19 @@ GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
 def gather(located: RowLocations, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
     """Return the values of the given rows in each of ``columns``; ``copy`` copies those of fixed columns."""
     return {
-        name: _gather_fixed(located.values[name], column, copy)
+        name: _gather_fixed(located.values[name], column, copy, located.places)
         if column.is_fixed
         else _gather_ragged(located.values[name], column)
         for name, column in columns.items()
     }
 
 
-def _gather_fixed(located: ValueLocations, column: Column, copy: GatherRows) -> NDArray[Any]:
-    values = copy(located.memory, located.starts, column.element_bytes)
-    return values.view(column.dtype.holder).reshape(len(values), *column.shape)
+def _gather_fixed(
+    located: ValueLocations, column: Column, copy: GatherRows, places: NDArray[np.int64] | None
+) -> NDArray[Any]:
+    rows = copy(located.memory, located.starts, column.element_bytes)
+    values = rows.view(column.dtype.holder).reshape(len(rows), *column.shape)
+    return values if places is None else values.take(places, axis=0)
 
 
 def _gather_ragged(located: ValueLocations, column: Column) -> RaggedValues:

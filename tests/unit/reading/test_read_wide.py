@@ -156,3 +156,21 @@ def test_only_headers_of_many_small_columns_have_their_checksums() -> None:
     for data, is_there in ((next(iter(objects.values())), False), (OBJECTS[MANIFEST.key(0)], True)):
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         assert (COLUMN_CHECKSUMS in header["__metadata__"]) is is_there
+
+
+def test_rows_of_many_narrow_columns_are_delivered_in_their_order() -> None:
+    async def go() -> None:
+        found, _ = reader(*NARROW)
+        slots = [await found.fetch(row) for row in range(len(COUNTS))]
+        rng = np.random.default_rng(0)
+        which = rng.integers(0, len(COUNTS), 500)
+        rows = rng.integers(0, min(COUNTS), 500)
+        located = found.locate(slots, which, rows)
+        assert located.super_samples.tolist() == which.tolist()
+        assert located.rows.tolist() == rows.tolist()
+        numbers = np.array([0, COUNTS[0]])[which] + rows
+        for name, values in gather(located, found.columns).items():
+            assert isinstance(values, np.ndarray)
+            assert values.tolist() == [SAMPLES[number][name] for number in numbers.tolist()]
+
+    run_virtual(go())
