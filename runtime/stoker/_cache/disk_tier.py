@@ -25,6 +25,7 @@ from stoker.errors import ChecksumError, MemoryBudgetError, StoreError
 _log = logging.getLogger("stoker")
 
 _MIN_QUEUED_WRITES, _MAX_QUEUED_WRITES = 4, 1024
+_MIN_QUEUED_BYTES = 128 << 20
 """Bounds of the number of objects that wait to be written, whatever their size."""
 _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
 """Number of attempts, and the pause between them, while another process is opening the folder."""
@@ -66,8 +67,8 @@ class DiskTier:
         config: Folder, and the part of it that this process owns.
         policy: Name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
         largest_bytes: Size of the largest super-sample, in bytes; larger objects are not kept.
-        max_queued_bytes: Memory for objects that wait to be written, in bytes, or four objects if that is more; objects
-            offered beyond it are not kept. Default: 32 MiB.
+        max_queued_bytes: Memory for objects that wait to be written, in bytes; or four objects if that is more, of up
+            to 128 MiB in total, or a single one. Objects offered beyond it are not kept. Default: 32 MiB.
 
     Raises:
         MemoryBudgetError: The limit is smaller than one super-sample.
@@ -88,7 +89,8 @@ class DiskTier:
         self._config = config
         self._index = CacheIndex(policy, config.share_bytes, BLOCK_BYTES)
         self._largest_bytes = largest_bytes
-        self._max_queued_writes = min(max(_MIN_QUEUED_WRITES, max_queued_bytes // largest_bytes), _MAX_QUEUED_WRITES)
+        fewest = max(1, min(_MIN_QUEUED_WRITES, _MIN_QUEUED_BYTES // largest_bytes))
+        self._max_queued_writes = min(max(fewest, max_queued_bytes // largest_bytes), _MAX_QUEUED_WRITES)
         self._pid = os.getpid()
         self._has_warned = False
         self._resume_seconds, self._pause_seconds = float("-inf"), _MIN_PAUSE_SECONDS
