@@ -145,6 +145,7 @@ def test_a_block_needs_no_more_pieces_than_the_window_and_only_those_it_names(ep
             assert len(content.rows) == len(content.piece_indices) == end - begin
             assert set(content.piece_indices.tolist()) <= set(range(len(content.pieces)))
             pieces = content.pieces.start + content.piece_indices
+            assert lane.used_pieces(block).tolist() == sorted(set(pieces.tolist()))
             rows_of = [lane.row_range(piece) for piece in pieces.tolist()]
             assert all(row in rows for row, rows in zip(content.rows.tolist(), rows_of, strict=True))
             begin = end
