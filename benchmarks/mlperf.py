@@ -25,7 +25,6 @@ import stoker
 from benchmarks.accelerators import Run, run_accelerators, utilization
 from benchmarks.document import table
 from stoker._format.manifest import ManifestRows, PackRun, object_key
-from stoker._format.schema import Column
 from stoker._format.versions import commit, read_manifest
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 
@@ -65,7 +64,7 @@ class Workload:
     step_seconds: float
     min_utilization: float
     sample_bytes: float
-    schema: Mapping[str, Column]
+    schema: Mapping[str, stoker.Column]
     samples: Samples
     steps: int
     epochs: int
@@ -122,7 +121,7 @@ _UNREAD = {"float64": 44, "float32": 28, "float16": 49, "int8": 39}
 """Element types of the 40 columns of a DLRM sample that are read, and of the 160 others → number of columns."""
 
 
-def scalars(prefix: str, counts: Mapping[str, int]) -> dict[str, Column]:
+def scalars(prefix: str, counts: Mapping[str, int]) -> dict[str, stoker.Column]:
     """Return scalar columns, by name."""
     return {f"{prefix}_{dtype}_{n}": stoker.Array(dtype) for dtype, count in counts.items() for n in range(count)}
 

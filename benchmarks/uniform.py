@@ -27,7 +27,6 @@ from stoker._base.threads import LoopThread
 from stoker._fetch.config import PipelineConfig
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.versions import read_manifest
-from stoker._order.order import OrderConfig
 from stoker.abc import ObjectInfo, Store
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader
@@ -100,7 +99,7 @@ def record_ranges() -> list[Range]:
     thread = LoopThread("ranges", on_close=store.wrapped.close)
     config = PipelineConfig(
         batch_size=BATCH,
-        order=OrderConfig(shuffle="full"),
+        order=stoker.OrderConfig(shuffle="full"),
         memory_bytes=MEMORY_BYTES,
         fetch=stoker.FetchConfig(hedge=False),
         end_epoch=1,
