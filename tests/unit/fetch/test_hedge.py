@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker._fetch.config import FetchCounters
-from stoker._fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, TransferTimes
+from stoker._fetch.hedge import (
+    MIN_SIZE_SPREAD,
+    MIN_TRANSFERS,
+    SAVED_REQUESTS,
+    START_HEDGES,
+    WINDOW,
+    HedgeBudget,
+    TransferTimes,
+)
 
 
 @given(
@@ -99,3 +109,26 @@ def test_the_expectation_follows_a_change_of_the_network() -> None:
     for seconds in [0.1] * 40 + [1.0] * 40:
         times.observe(1000, seconds)
     assert times.expected_seconds(1000) == pytest.approx(1.0)
+
+
+@given(
+    transfers=st.lists(
+        st.tuples(st.integers(0, 1 << 20), st.floats(0.0, 100.0)), min_size=MIN_TRANSFERS, max_size=WINDOW + 10
+    ),
+    size_bytes=st.integers(0, 1 << 21),
+)
+def test_the_fit_is_that_of_theil_and_sen(transfers: list[tuple[int, float]], size_bytes: int) -> None:
+    times = TransferTimes()
+    for size, seconds in transfers:
+        times.observe(size, seconds)
+    recent = transfers[-WINDOW:]
+    slopes = [
+        (seconds - other_seconds) / (size - other_size)
+        for (other_size, other_seconds), (size, seconds) in combinations(recent, 2)
+        if abs(size - other_size) > MIN_SIZE_SPREAD * max(size, other_size)
+    ]
+    slope = max(0.0, median(slopes)) if slopes else 0.0
+    first_byte_seconds = max(0.0, median(seconds - slope * size for size, seconds in recent))
+    factor = max(1.0, size_bytes / max(1, *(size for size, _ in recent)))
+    expected = (first_byte_seconds + slope * size_bytes) * factor
+    assert times.expected_seconds(size_bytes) == pytest.approx(expected, rel=1e-9, abs=1e-12)
