@@ -227,7 +227,7 @@ class RangeReader:
         now_seconds = asyncio.get_running_loop().time()
         first = Attempt(into, now_seconds)
         race = _RangeRace(fetch=fetch, part=part, attempts=[first])
-        self._watch.add(race, self._look(race, now_seconds))
+        self._watch.add(race, now_seconds + self._first_look_seconds(part.size_bytes, now_seconds))
         with race.borrowed:
             try:
                 await self._attempt(race, first)
@@ -239,6 +239,16 @@ class RangeReader:
                     await race.close()
             span.add_attempt([attempt.request(fetch.ref.key) for attempt in race.attempts])
             return self._finish_race(race, into)
+
+    def _first_look_seconds(self, size_bytes: int, now_seconds: float) -> float:
+        """Return in how many seconds a request that is sent now may be late or overdue."""
+        limit_seconds = self._config.attempt_limit_seconds(size_bytes)
+        if not self._config.hedge:
+            return limit_seconds
+        look_seconds = self._hedges.poll_delay_seconds(
+            size_bytes, sent_seconds=now_seconds, has_begun=False, now_seconds=now_seconds
+        )
+        return min(limit_seconds, look_seconds)
 
     def _look(self, race: Race, now_seconds: float) -> float:
         """End the requests of a race that have reached their limit, hedge it if it is late; return when to look again.

@@ -89,6 +89,19 @@ def test_an_attempt_that_reaches_its_limit_is_tried_again_and_its_task_is_not_ca
     run_virtual(main())
 
 
+@pytest.mark.parametrize("hedge", [False, True])
+def test_limits_shorter_than_a_timer_are_limits(hedge: bool) -> None:
+    async def main() -> None:
+        config = FetchConfig(
+            attempts=3, attempt_seconds=1e-4, min_bytes_per_second=1e12, hedge=hedge, hedge_min_seconds=0.0
+        )
+        bench = Bench(config=config)
+        await bench.fails(FetchError, "a range failed 3 times")
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
 def test_a_limit_and_a_deadline_at_the_same_time_end_the_fetch() -> None:
     async def main() -> None:
         config = FetchConfig(attempt_seconds=3.0, deadline_seconds=3.0, min_bytes_per_second=1e9, hedge=False)
