@@ -16,6 +16,7 @@ from stoker._maintenance.compaction import compact
 from stoker._maintenance.garbage import collect_garbage, plan_removal, remove_dataset
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
+from stoker._pack import shuffle
 from stoker._pack.catalog import BucketCatalog
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
@@ -61,6 +62,25 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
             key: data for key, data in before.items() if key.startswith("data/")
         }
         assert (await versions.read_manifest(store)).runs == second.runs
+
+    place.run(main)
+
+
+def test_samples_are_permuted_on_every_store(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle, "_count_parts", lambda *_: 3)
+    pack = packed_at(place)
+
+    async def main(store: Store) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await pack(store, breaking(40), shuffle=7)
+        manifest = await pack(store, numbered_samples(45), shuffle=7)
+        permuted = await labels(store)
+        assert sorted(permuted) == list(range(45)) != permuted
+        assert [each.seed for each in manifest.shuffles.values()] == [7]
+        assert await verify(store, manifest, deep=True) == []
+        report = await collect_garbage(store)
+        assert (report.objects, report.unfinished) == ((), {})
+        assert not [key for key in await read_objects(store, "packs/") if key.count("/") > 1]
 
     place.run(main)
 

@@ -40,7 +40,7 @@ _LOCAL_ONLY_OPTIONS = {
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add = parser.add_argument
-    parser.set_defaults(example="stoker pack ./images s3://bucket/dataset")
+    parser.set_defaults(example="stoker pack ./images s3://bucket/dataset --shuffle 7")
     add(
         "source",
         metavar="SRC",
