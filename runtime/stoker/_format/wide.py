@@ -8,6 +8,7 @@ by the checksum of the object: that of a concatenation follows from the checksum
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,7 +73,13 @@ def parse_checksums(header: memoryview, layout: FixedLayout, ref: ObjectRef) -> 
         )
     if text is None:
         return None
-    if metadata.get("schema") != layout.schema_text or len(text) != _DIGITS * len(layout.ranges):
-        raise ChecksumError(f"{ref.key}: its header does not have the schema in the manifest")
+    if metadata.get("schema") != layout.schema_text or not _is_checksums(text, len(layout.ranges)):
+        raise ChecksumError(
+            f"{ref.key}: its header does not have the manifest's schema, or not a checksum of each column"
+        )
     values = (int(text[start : start + _DIGITS], 16) for start in range(0, len(text), _DIGITS))
     return dict(zip(layout.ranges, values, strict=True))
+
+
+def _is_checksums(text: object, count: int) -> bool:
+    return isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{_DIGITS * count}}}", text, re.ASCII) is not None

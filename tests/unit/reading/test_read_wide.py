@@ -12,6 +12,7 @@ import pytest
 
 import stoker
 from stoker import Schema
+from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.super_samples import SuperSampleReader, wide_parts
@@ -20,6 +21,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.supersample import COLUMN_CHECKSUMS, MIN_WIDE_COLUMNS, Head, is_wide
 from stoker._format.wide import fixed_layout, parse_checksums
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, StokerError
 from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, StoreProfile
@@ -147,6 +149,17 @@ def test_a_header_that_is_not_the_packed_one_is_refused() -> None:
         parse_checksums(memoryview(other), layout, ref)
     with pytest.raises(ChecksumError, match="cannot be read"):
         parse_checksums(memoryview(bytes(layout.header_bytes)), layout, ref)
+
+
+@pytest.mark.parametrize("checksums", [7, ["00000000"], "0" * 8, "g" * 8 * (len(NARROW) + 1)])
+def test_a_header_with_other_than_checksums_is_refused(checksums: object) -> None:
+    layout = fixed_layout(SCHEMA, COUNTS[0], int(MANIFEST.rows.head_bytes[0]))
+    text = json.dumps({"__metadata__": {"crc32c": "0", "schema": SCHEMA.to_json(), COLUMN_CHECKSUMS: checksums}})
+    header = bytes(8) + text.encode()
+    size_bytes = len(header) + 9
+    ref = ObjectRef(key="k", size_bytes=size_bytes, crc32c=combine_crc32c(crc32c(header), 0, 9))
+    with pytest.raises(ChecksumError, match="checksum of each column"):
+        parse_checksums(memoryview(header), layout, ref)
 
 
 def test_only_headers_of_many_small_columns_have_their_checksums() -> None:
