@@ -11,8 +11,6 @@ from stoker._base.sizes import MAX_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
-from stoker._memory.budget import window_items
-from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import ConfigError, MemoryBudgetError, StokerError
 from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import PlannedCache
@@ -171,6 +169,9 @@ def _advise_super_sample_size(given: PlannedTraining, resources: Resources) -> t
     ):
         reason = "requests spend most of their time on transfer, and enough super-samples fit into the memory"
         return given, Suggestion("super-sample size", average_text, average_text, reason)
+    if not is_small and manifest.samples < 2 * len(manifest):
+        reason = "samples are as large as super-samples: divide them, for example volumes into crops, to shuffle better"
+        return given, Suggestion("super-sample size", average_text, average_text, reason)
     if is_small:
         reason = "fewer requests, which spend most of their time on transfer, and still enough objects to shuffle"
         command = f"stoker compact URL --super-sample-bytes {good}"
@@ -240,9 +241,11 @@ def _min_memory_bytes(given: PlannedTraining, window: int, factor: float = 1.25)
     """Return the memory that ``factor`` times a window's slots and the fetches in flight take, in bytes."""
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
-    slot_bytes = _round_up(manifest.largest_bytes, ALIGNMENT_BYTES)
-    slots = math.ceil(factor * window_items(len(manifest), order, feed.sharding(manifest.samples))) + _FETCHES_IN_FLIGHT
-    return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
+    plan = _replace_settings(given, order=order, memory_bytes=MAX_BYTES).slots
+    request_bytes = min(manifest.largest_bytes, feed.fetch.max_request_bytes)
+    least = sum(math.ceil(size_bytes / plan.slot_bytes) for size_bytes in (manifest.largest_bytes, request_bytes))
+    slots = math.ceil(factor * plan.window_slots) + max(math.ceil(_FETCHES_IN_FLIGHT * plan.item_slots), least)
+    return manifest.file_bytes + feed.held_bytes + slots * plan.slot_bytes
 
 
 def _max_memory_bytes(given: PlannedTraining) -> int:

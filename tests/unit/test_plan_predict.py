@@ -223,6 +223,22 @@ def test_each_kind_of_bad_setting_is_found_and_mended(name: str, bad: PlannedTra
     assert by_name[name].command
 
 
+LARGE = workload(super_samples=60, samples=1, size=100 * MIB, rate=0.3, memory=900 * MIB, first_byte=0.01)
+
+
+def test_an_epoch_of_large_objects_takes_a_request_for_each_of_their_ranges() -> None:
+    found = predict(LARGE)
+    assert found.later.requests == found.first.requests == 60 * 7
+    assert found.bound.request_seconds > 0.0
+
+
+def test_samples_as_large_as_super_samples_are_not_advised_to_be_packed_in_smaller_ones() -> None:
+    found, by_name = advised(LARGE, replace(RESOURCES, memory_bytes=900 * MIB))
+    assert not by_name["super-sample size"].is_change
+    assert "divide them" in by_name["super-sample size"].reason
+    assert found.given is not None
+
+
 def test_an_impossible_plan_is_reported_with_a_sufficient_memory() -> None:
     found, by_name = advised(workload(memory=2 * MIB, window=8))
     assert found.given is None
