@@ -295,11 +295,12 @@ async def copy_super_samples(url: str, copies: int) -> None:
     try:
         packed = await read_manifest(store)
         run, count = packed.runs[0].run, len(packed)
-        for row in range(count):
-            data, _ = await store.get(packed.key(row))
-            for copy in range(1, copies):
-                await store.put(object_key(run, copy * count + row), data)
-        rows = ManifestRows.of([packed.rows.record(row, 0) for row in range(count)] * copies)
+        records = [packed.rows.record(row, 0) for row in range(count)]
+        for number in range(count, copies * count):
+            data, _ = await store.get(packed.key(number % count))
+            copy = await store.put(object_key(run, number), data)
+            records.append(replace(records[number % count], tag=copy.tag))
+        rows = ManifestRows.of(records)
         runs = (PackRun(run, 0, copies * count),)
         await commit(store, lambda _: replace(packed, version=packed.version + 1, rows=rows, runs=runs))
     finally:
