@@ -184,7 +184,9 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Fill all free slots in order of first use, across epochs, too. The default.
+    """Fetch in order of first use, across epochs, too: at first as much as fills the link, with time the whole ring.
+
+    The default.
 
     Example:
         >>> from stoker_torch import Loader

@@ -361,15 +361,14 @@ class RangeReader:
             self.count_failure(fetch, error)
             return
         seconds = ended_seconds - attempt.sent_seconds
-        begun_seconds = attempt.begun_seconds
+        first_byte_seconds = 0.0 if attempt.begun_seconds is None else attempt.begun_seconds - attempt.sent_seconds
         self._counters.bytes += part.size_bytes
         self._hedges.times.observe(part.size_bytes, seconds)
         self._aimd.record_completion(
             part.size_bytes,
             seconds,
             saturated=self._limiter.has_waiters,
-            first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
+            first_byte_seconds=first_byte_seconds,
         )
         self._limiter.limit = self._aimd.limit
-        first_byte_seconds = 0.0 if begun_seconds is None else begun_seconds - attempt.sent_seconds
         self.link.record(CompletedRequest(part.size_bytes, seconds, first_byte_seconds))
