@@ -25,6 +25,7 @@ def cell(loader: str, kind: str) -> Cell:
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.bench.RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.bench._LOGS", tmp_path / "logs")
+    monkeypatch.setattr("benchmarks.bench.STARTS", 3)
     monkeypatch.setattr("benchmarks.workloads.DATA", tmp_path)
     WORKLOADS["images"].generate(SAMPLES)
 
@@ -56,6 +57,7 @@ def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
         ours, limit, broken = (
             bench.measure(cell(*each)) for each in (("ours", "cold"), ("sockets", "limit"), ("broken", "cold"))
         )
+        steady, starts = (bench.measure(cell("ours", kind)) for kind in ("steady", "starts"))
     assert ours.error is None
     assert ours.delivered == SAMPLES
     assert ours.mixing is not None
@@ -66,6 +68,12 @@ def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     assert ours.disk_bytes == 0
     assert ours.cpu_seconds > 0
     assert ours.extra_bytes > 50 << 20  # torch was imported
+    assert steady.result["bytes_sent"] == sorted(steady.result["bytes_sent"])
+    assert len(steady.result["bytes_sent"]) == len(steady.result["epochs"]) == steady.cell.epochs
+    assert steady.result["bytes_sent"][-1] <= steady.read_bytes
+    assert steady.second_epoch_rate > 0
+    assert starts.error is None
+    assert len(starts.start_seconds) == 3
     assert limit.error is None
     assert limit.result["connections"] == ours.counts["peak_connections"]
     assert limit.read_bytes > limit.cell.epochs * limit.payload_bytes

@@ -79,7 +79,7 @@ def test_a_steady_rate_does_not_count_samples_that_were_read_before(
     sent: list[float], disk_bytes: int, epochs_of_samples: float
 ) -> None:
     result = {"bytes_sent": [each * PAYLOAD_BYTES for each in sent]}
-    fields = {"result": result, "stored_bytes": PAYLOAD_BYTES, "disk_bytes": disk_bytes}
+    fields: dict[str, Any] = {"result": result, "stored_bytes": PAYLOAD_BYTES, "disk_bytes": disk_bytes}
     unshaped, found = (
         record("spdl", "steady", 9.0, 2.0, 2.0, profile=profile, **fields) for profile in ("none", "cloud")
     )
