@@ -22,6 +22,11 @@ BDP_GAIN = 2.0
 """Items ahead as a multiple of the bandwidth-delay product in items."""
 MIN_ITEMS = 4
 """Minimum limit: with fewer items, the consumer and the fetches often wait for each other."""
+START_ITEMS, MAX_START_ITEMS = 3, 8
+"""Items that a run fetches at once behind those of its first step: at the start, and when the start ends."""
+FULL_ITEM_BYTES = 8 << 20
+_MAX_SMALL_ITEMS = 16
+"""The limits in items are for items of 8 MiB; for smaller ones they are up to 16 times as high, in the same bytes."""
 GROWTH_BYTES_PER_SECOND = 100e6
 """Growth of the limit: a twentieth of the rate at which memory can be touched for the first time."""
 _RECENT_ARRIVALS = 8
@@ -34,12 +39,19 @@ class LookAhead:
         item_bytes: mean size of an item, in bytes.
         useful_fraction: function that returns the bandwidth-delay product of the link as a fraction of the requests in
             flight, 0 to 1.
+
+    Attributes:
+        start_items: number of items to fetch at once at the start of a run, behind those of its first step.
+        max_start_items: number of items at once that ends the start.
     """
 
     def __init__(self, item_bytes: float, useful_fraction: Callable[[], float]) -> None:
         self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
         self._useful_fraction = useful_fraction
-        self._recent: deque[float] = deque([MIN_ITEMS], maxlen=_RECENT_ARRIVALS)
+        per_full_item = min(max(1, round(FULL_ITEM_BYTES / item_bytes)), _MAX_SMALL_ITEMS)
+        self.start_items, self.max_start_items = START_ITEMS * per_full_item, MAX_START_ITEMS * per_full_item
+        self._min_items = MIN_ITEMS * per_full_item
+        self._recent: deque[float] = deque([0.0], maxlen=_RECENT_ARRIVALS)
         self._started_seconds: float | None = None
 
     def record_arrival(self, in_flight: int) -> None:
@@ -48,7 +60,7 @@ class LookAhead:
 
     def limit(self) -> int:
         """Return the maximum number of items that are issued and not used yet."""
-        return max(MIN_ITEMS, math.ceil(max(self._recent))) + int(self._growth())
+        return max(self._min_items, math.ceil(max(self._recent))) + int(self._growth())
 
     def seconds_to_growth(self) -> float:
         """Return the time until the limit grows by an item, in seconds, if no item arrives before."""

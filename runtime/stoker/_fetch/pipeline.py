@@ -176,8 +176,10 @@ class OpenDataset:
 
     def look_ahead(self) -> LookAhead:
         """Return a limit of the items to fetch ahead."""
-        manifest = self.dataset.manifest
+        manifest, unit_bytes = self.dataset.manifest, self.config.order.unit_bytes
         item_bytes = self.slots.slot_bytes if self.slots.holds_groups else manifest.size_bytes / len(manifest)
+        if unit_bytes is not None:
+            item_bytes = min(unit_bytes, item_bytes)
         return LookAhead(item_bytes, lambda: self.fetcher.useful_fraction)
 
     def forecast(self) -> ReadForecast:

@@ -5,11 +5,11 @@ to be used, and as long as the ring holds all items that the consumer uses at on
 slots are too scattered for an item that the consumer waits for, the ring is compacted: the consumer reads nothing while
 it waits, and fetches in flight, which cannot be moved, end.
 
-A run starts slowly: the items of the first step are fetched alone, then three items at a time, and one more with each
-arrival, up to eight at once. Concurrent fetches share the bandwidth and arrive together, late; limiting them makes the
-next item arrive first. The first 16 items are read in parallel ranges: after them, enough items are ahead of the
-consumer to read whole ones. From then on a :class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that
-a run uses no more new memory than the link needs, and fills the ring with time.
+A run starts slowly: the items of the first step are fetched alone, then three items at a time (small ones: more), and
+one more with each arrival, up to eight. Concurrent fetches share the bandwidth and arrive together, late; limiting
+them makes the next item arrive first. The first 16 items are read in parallel ranges: after them, enough items are
+ahead of the consumer to read whole ones. From then on a :class:`~stoker._fetch.look_ahead.LookAhead` limits the items
+ahead, so that a run uses no more new memory than the link needs, and fills the ring with time.
 
 A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
 the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
@@ -28,7 +28,7 @@ from typing import Generic, Protocol, TypeVar
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.config import Progress, Schedule
-from stoker._fetch.look_ahead import LookAhead
+from stoker._fetch.look_ahead import MAX_START_ITEMS, START_ITEMS, LookAhead
 from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import (
     ChecksumError,
@@ -40,7 +40,6 @@ from stoker.errors import (
     TransientError,
 )
 
-_START_ITEMS, _MAX_START_ITEMS = 3, 8
 _SPLIT_ITEMS = 16
 _MIN_WAITED_FRACTION = 0.5
 """Fraction of a fetch's time that the consumer must have waited for its error to be raised to the consumer."""
@@ -153,7 +152,8 @@ class Prefetcher(Generic[Ref]):
         self._admitted = self._step = self._consumed = 0
         self._first_step: int | None = None
         self._first_missing = 0
-        self._start_items = _START_ITEMS
+        self._start_items = START_ITEMS if look_ahead is None else look_ahead.start_items
+        self._max_start_items = MAX_START_ITEMS if look_ahead is None else look_ahead.max_start_items
         self._look_ahead, self._last_step, self._step_items, self._most_step_items = look_ahead, -1, 0, 0
 
     async def run(self) -> None:
@@ -334,7 +334,7 @@ class Prefetcher(Generic[Ref]):
 
     def _is_start_limited(self) -> bool:
         """Return whether one more fetch would delay the items that are needed first, at the start of a run."""
-        is_starting = self._start_items < _MAX_START_ITEMS
+        is_starting = self._start_items < self._max_start_items
         return bool(self._first_missing) or (is_starting and self._in_flight >= self._start_items)
 
     def _count_step_items(self, item: Item[Ref]) -> None:

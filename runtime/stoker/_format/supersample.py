@@ -41,7 +41,7 @@ MAX_SUPER_SAMPLE_BYTES = MAX_SAMPLE_BYTES + (64 << 10)
 MAX_OBJECT_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
 CHECKSUMS = "__crc32c__"
 COLUMN_CHECKSUMS = "columns_crc32c"
-MIN_WIDE_COLUMNS = 16
+MIN_WIDE_COLUMNS = 32
 """Minimum number of small columns from which the header has the checksum of every fixed column."""
 _MAX_COPIED_BYTES = 16 << 20
 """Maximum size of values that are copied into one buffer: faster for many small ones."""

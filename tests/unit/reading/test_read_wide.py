@@ -28,7 +28,7 @@ from support.faulty_store import FaultyStore, StoreProfile
 from support.packed_objects import packed_objects
 
 DTYPES = ("int8", "float16", "float32", "float64")
-NARROW = {f"f{number:02}": stoker.Array(DTYPES[number % 4]) for number in range(2 * MIN_WIDE_COLUMNS)}
+NARROW = {f"f{number:02}": stoker.Array(DTYPES[number % 4]) for number in range(MIN_WIDE_COLUMNS)}
 SCHEMA = Schema({"wide": stoker.Array("uint8", (100,)), "text": stoker.Text(), **NARROW})
 COUNTS = [3000, 3500]
 WANTED = ("f31", "f03", "wide")
