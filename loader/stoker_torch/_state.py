@@ -118,7 +118,9 @@ class SourceState:
 
     def comparison_values(self, config: StreamConfig) -> dict[str, Any]:
         """Return the values that must be equal on all ranks, in the order in which they are compared."""
-        return asdict(self) | {name: getattr(config, name) for name in self._COMPARED_SETTINGS}
+        values = asdict(self) | {name: getattr(config, name) for name in self._COMPARED_SETTINGS}
+        unit = values.pop("unit")  # ranks exchange as many values as those of earlier releases, which have no unit
+        return values if unit is None else values | {"window": f"{self.window} units of {unit} bytes"}
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values, with ``rest``; ``sources`` has room for more than one data set."""

@@ -201,14 +201,16 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> Non
         assert process.wait(300) == 141
 
 
-def test_a_sample_that_does_not_fit_is_named_and_the_pack_resumes_without_it(tmp_path: Path) -> None:
+def test_a_sample_larger_than_any_may_be_is_named_and_a_pack_without_it_succeeds(tmp_path: Path) -> None:
     source = images(tmp_path / "in", 20)
-    (source / "ünder" / "large.jpg").write_bytes(bytes(100_000))
+    large = source / "ünder" / "large.jpg"
+    large.touch()
+    os.truncate(large, (1 << 30) + 1)
     failed = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16KiB", code=1)
-    assert "large.jpg" in failed.stderr.splitlines()[-1]
-    assert "super_sample_bytes" in failed.stderr
+    assert "large.jpg has 1073741825 bytes; a sample may have at most" in failed.stderr.splitlines()[-1]
     assert "there is no data set" in stoker("info", tmp_path / "out", code=1).stderr
-    stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "128KiB")
+    os.truncate(large, 100_000)
+    stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16KiB")
     assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 21
 
 

@@ -18,6 +18,7 @@ from stoker_local.functions import (
     EventSource,
     FunctionCloud,
     FunctionCloudConfig,
+    FunctionFault,
     FunctionFaultKind,
     FunctionFaultPlan,
     FunctionSpec,
@@ -39,6 +40,7 @@ SETTINGS = {
     "STOKER_INGEST": '{"dataset": "train", "kind": "files", "super_sample_bytes": 50000}',
 }
 FAULTS = FunctionFaultPlan(
+    script=(FunctionFault(kind=FunctionFaultKind.KILL), FunctionFault(kind=FunctionFaultKind.FREEZE)) * 4,
     probabilities={
         FunctionFaultKind.KILL: 0.15,
         FunctionFaultKind.FREEZE: 0.1,

@@ -54,6 +54,7 @@ def test_the_numbers_of_the_purposes_are_part_of_the_format() -> None:
         "BLOCK": 3,
         "FULL": 4,
         "SAMPLE": 5,
+        "PACK": 6,
     }
 
 

@@ -19,7 +19,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 from stoker._base.arguments import BoundedConfig
 from stoker._base.fields import quote_value
-from stoker._base.upload import ObjectUpload
+from stoker._base.upload import ObjectUpload, PartWritable
 from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -236,13 +236,10 @@ class StoreWrapper(ReaderWrapper[Store]):
 
     async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
         """Begin to write a new object in parts; return None if the store cannot."""
-        begin = getattr(self.wrapped, "begin_upload", None)
-        if begin is None:
+        if not isinstance(self.wrapped, PartWritable):
             return None
-        upload: ObjectUpload | None = await self._perform(
-            Operation.PUT, key, partial(begin, self._folder + key, size_bytes)
-        )
-        return upload
+        request = partial(self.wrapped.begin_upload, self._folder + key, size_bytes)
+        return await self._perform(Operation.PUT, key, request)
 
     async def delete(self, key: str) -> None:
         """Delete an object."""

@@ -32,7 +32,7 @@ from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError
 
 _NARROW_BYTES, _MIN_SORTED_COLUMNS = 8, 8
-"""From so many columns of at most so many bytes a value, a batch's rows are copied in their order in memory, and then
+"""From 8 columns on whose values have at most 8 bytes, a batch's rows are copied in their order in memory, and then
 moved to their places in the batch, because random reads of memory take longer than both."""
 MIN_SAVING = 0.3
 """Minimum fraction of bytes to save for a second round of requests to be worth it."""

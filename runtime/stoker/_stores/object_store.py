@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker._base.fields import make_printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
-from stoker._base.upload import ObjectUpload
+from stoker._base.upload import ObjectUpload, PartWritable
 from stoker._stores.location import Location, check_conditions, check_key, check_range, check_tag_and_range, check_text
 from stoker.abc import Buffer, ObjectInfo, RangeReadable
 from stoker.errors import (
@@ -206,7 +206,7 @@ class MeteredStore(ObjectStore):
 
     async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
         """Begin to write a new object in parts, if the wrapped store can; all of it counts as one request."""
-        if not hasattr(self.wrapped, "begin_upload"):
+        if not isinstance(self.wrapped, PartWritable):
             return None
         with self.meter.count_request(Operation.PUT), self._method("begin_upload", key) as begin:
             upload: ObjectUpload | None = await begin(key, size_bytes)

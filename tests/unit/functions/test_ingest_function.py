@@ -177,14 +177,17 @@ def test_an_object_that_cannot_be_packed_fails_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_sample_that_is_too_large_with_its_path_fails_alone() -> None:
+def test_a_sample_that_exceeds_the_target_size_with_its_path_has_a_super_sample_of_its_own() -> None:
     async def main() -> None:
         place = S3Place()
         objects = await place.put(range(10))
         # Its bytes fit a super-sample, but not with their path and checksums.
         large = await open_store(place.raw).put("00100.bin", b"x" * 1990)
-        assert await ingested(place, one_each([*objects[:3], large, *objects[3:]])) == ["00100.bin"]
-        assert await committed(place) == list(range(10))
+        assert await ingested(place, one_each([*objects[:3], large, *objects[3:]])) == []
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        manifest = await versions.read_manifest(open_store(place.dataset))
+        assert manifest.samples == 11
+        assert manifest.rows.samples[int(manifest.rows.size_bytes.argmax())] == 1
 
     asyncio.run(main())
 

@@ -162,7 +162,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "version 9": lambda: b"\x93NUMPY\x09\0\x10\x00" + b" " * 16,
     "not numpy": lambda: b"%PDF-1.7 hello, world",
     "empty": lambda: b"",
-    "wide rows": lambda: npy_of(np.zeros((1, 33 << 20), "uint8")),
 }
 
 
@@ -172,6 +171,17 @@ def test_a_hostile_or_unfit_npy_file_is_an_error_that_names_it(name: str) -> Non
     with pytest.raises(PackError, match=r"memory://hostile/bad\.npy") as caught:
         look("memory://hostile/bad.npy")
     assert len(str(caught.value)) < 500
+
+
+def test_rows_larger_than_any_sample_may_be_are_an_error_that_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker._sources.listing.MAX_SAMPLE_BYTES", 4000)
+    put_all("memory://wide", {"good.npy": npy_of(np.zeros((2, 4000), "uint8"))})
+    put_all("memory://wide", {"bad.npy": npy_of(np.zeros((2, 4001), "uint8"))})
+    assert look("memory://wide/good.npy").kind == "npy"
+    with pytest.raises(
+        PackError, match=r"memory://wide/bad\.npy has rows of 4001 bytes; .* at most 4000 .*: cut the rows"
+    ):
+        look("memory://wide/bad.npy")
 
 
 def member_of(name: str, data: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 from contextlib import aclosing
 from pathlib import Path
@@ -168,8 +169,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "bad column": (tar_of([("a.b-c", b"x")]), "column name 'b-c'"),
     "key column": (tar_of([("a.key", b"x")]), "column 'key' already"),
     "column twice": (tar_of([("a.txt", b"x"), ("a.TXT", b"x")]), "column 'txt' already"),
-    "large member": (tar_of([("a.bin", bytes(33 << 20))]), "super-sample"),
-    "large sample": (tar_of([(f"a.b{n}", bytes(9 << 20)) for n in range(4)]), "super-sample"),
     "other columns": (tar_of([("a.txt", b"x"), ("b.txt", b"x"), ("b.cls", b"1")]), r"sample 'b' has the columns"),
 }
 
@@ -180,6 +179,18 @@ def test_a_hostile_or_unfit_tar_is_an_error_that_names_it(name: str) -> None:
     put_all("memory://hostile", {"bad.tar": content})
     with pytest.raises(PackError, match=rf"memory://hostile/bad\.tar.*{message}"):
         read_all("memory://hostile/bad.tar")
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_sample_larger_than_any_may_be_is_an_error_that_names_it(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker._sources.listing.MAX_SAMPLE_BYTES", 4001)  # with the key, of 1 byte
+    name = f"memory://large/{parts}.tar"
+    members = [(f"a.b{n}", bytes(4000 // parts)) for n in range(parts)]
+    put_all("memory://large", {f"{parts}.tar": tar_of(members)})
+    assert len(samples_of(name)) == 1
+    put_all("memory://large", {f"{parts}.tar": tar_of([*members[:-1], (members[-1][0], bytes(4000 // parts + 1))])})
+    with pytest.raises(PackError, match=rf"{re.escape(name)}.* makes a sample of 4002 bytes; .* at most 4001 "):
+        read_all(name)
 
 
 def test_a_tar_without_padding_or_end_is_read() -> None:
