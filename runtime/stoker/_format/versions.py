@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 LARGE_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 30  # thirty million super-samples
-_HEDGE_DELAY_SECONDS = 0.08  # after this time, a second request asks for the size of the manifest
+_HEDGE_DELAY_SECONDS = 0.05  # after this time, a second request asks for the size of the manifest
 _MIN_BYTES_PER_SECOND = 10e6  # a slower transfer is hedged, too
 _PARALLEL_READS = 8
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
