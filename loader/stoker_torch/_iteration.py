@@ -31,7 +31,7 @@ from stoker._cache.tiers import create_tiers
 from stoker._cost.prices import CostBudget, Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.config import PipelineConfig
-from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.gather import BatchArrays
 from stoker._fetch.materialized_pipeline import MaterializedPipeline
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.manifest import Manifest
@@ -166,7 +166,7 @@ class LoaderResources:
         prices: prices of the stores.
         pool: worker threads of the user's functions, None without functions.
         recorder: records fetches and waits; None for a stream data set.
-        copy_rows: function that copies rows out of the ring.
+        arrays: makes the arrays of batches.
         pins_memory: whether batches are put into page-locked memory.
         gathers_ahead: whether a batch is gathered ahead of a busy training loop, if there is no pool.
         cost_budget: dollars that this rank may spend, None without a limit.
@@ -182,7 +182,7 @@ class LoaderResources:
     prices: Prices = field(default_factory=Prices.load)
     pool: SamplePool | None = None
     recorder: Recorder | None = None
-    copy_rows: GatherRows = gather_rows
+    arrays: BatchArrays = field(default_factory=BatchArrays)
     pins_memory: bool = False
     gathers_ahead: bool = False
     cost_budget: CostBudget | None = None
@@ -236,7 +236,7 @@ class LoaderResources:
             )
         tier_set = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
         arguments = self.store, manifest, pipeline_config, self.thread
-        options: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "tier_set": tier_set}
+        options: dict[str, Any] = {"arrays": self.arrays, "recorder": self.recorder, "tier_set": tier_set}
         if config.shuffle != "materialized":
             return BatchPipeline(*arguments, **options)
         budget = Budget.of(config.budget)

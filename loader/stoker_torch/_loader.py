@@ -18,7 +18,6 @@ from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import CostBudget, parse_dollars
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.gather import gather_rows
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import describe_manifest, html_table
 from stoker._format.manifest import Manifest
@@ -148,9 +147,8 @@ class Loader(Closeable):
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
         self._resources = resources = LoaderResources.open(config.url, config)
         resources.pins_memory, resources.gathers_ahead = pins_memory, self._buffers is None
-        resources.copy_rows = (
-            gather_rows if self._buffers is None else self._buffers.gather_rows
-        )  # which knows the stream
+        if self._buffers is not None:
+            resources.arrays = self._buffers
         if has_functions(config):
             resources.pool = SamplePool(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
         if self._budget.dollars is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from stoker._base.sizes import format_count
-from stoker._fetch.gather import Columns, RaggedValues
+from stoker._fetch.gather import FREE_ARRAY_REFERENCES, BatchArrays, Columns, RaggedValues
 from stoker._format.display import describe_type, html_table
 from stoker._format.schema import Column
 from stoker._format.tensorfile import DType
@@ -213,8 +213,6 @@ def pin_batch(batch: Any) -> Any:
 
 _log = logging.getLogger("stoker")
 
-_FREE_BUFFER_REFERENCES = 2
-"""References to a buffer that is free: the pool's own, and getrefcount's argument."""
 _MIN_BUFFER_BYTES = 4096
 
 
@@ -224,43 +222,47 @@ class _Buffer:
     event: torch.cuda.Event | None = None
 
 
-@dataclass(slots=True)
-class BufferPool:
-    """Reusable buffers for gathered rows, for one thread.
+class BufferPool(BatchArrays):
+    """Reusable buffers for the values of batches, for one thread.
+
+    Args:
+        pinned: whether the buffers are page-locked.
 
     Attributes:
-        pinned: whether the buffers are page-locked.
         buffers_made: number of buffers made; it stays small if the training loop drops batches in time.
     """
 
-    pinned: bool = False
-    buffers_made: int = 0
-    _buffers: dict[int, list[_Buffer]] = field(default_factory=dict)
+    copies_twice = False
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        super().__init__()
+        self._pinned = pinned
+        self.buffers_made = 0
+        self._buffers: dict[int, list[_Buffer]] = {}
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
         """Return rows as :func:`stoker._fetch.gather.gather_rows` does, in a buffer of the pool."""
-        size_bytes = len(addresses) * row_bytes
-        target = self._borrow_buffer(size_bytes)[:size_bytes].reshape(len(addresses), row_bytes)
+        target = self.empty(len(addresses) * row_bytes).reshape(len(addresses), row_bytes)
         starts = max(0, len(memory) - row_bytes + 1)
         everything = torch.frombuffer(memory, dtype=torch.uint8)
         overlapping = everything.as_strided((starts, row_bytes), (1, 1))
         torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(target))
         return target
 
-    def _borrow_buffer(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns can share them."""
+    def empty(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return a free buffer's first bytes; sizes of buffers are powers of two, so that columns can share them."""
         rounded_bytes = 1 << (max(size_bytes, _MIN_BUFFER_BYTES) - 1).bit_length()
         buffers = self._buffers.setdefault(rounded_bytes, [])
         for buffer in buffers:
             if self._is_free(buffer):
                 buffer.event = None
-                return buffer.memory.view()
+                return buffer.memory[:size_bytes]
         self.buffers_made += 1
-        buffers.append(_Buffer(torch.empty(rounded_bytes, dtype=torch.uint8, pin_memory=self.pinned).numpy()))
-        return buffers[-1].memory.view()
+        buffers.append(_Buffer(torch.empty(rounded_bytes, dtype=torch.uint8, pin_memory=self._pinned).numpy()))
+        return buffers[-1].memory[:size_bytes]
 
     def _is_free(self, buffer: _Buffer) -> bool:
-        if sys.getrefcount(buffer.memory) > _FREE_BUFFER_REFERENCES:
+        if sys.getrefcount(buffer.memory) > FREE_ARRAY_REFERENCES:
             return False
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             if buffer.event is None:

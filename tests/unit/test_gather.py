@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 import stoker
 from stoker import Column, Schema
-from stoker._fetch.gather import Columns, RaggedValues, RowLocations, concatenate, gather, gather_rows
+from stoker._fetch.gather import BatchArrays, Columns, RaggedValues, RowLocations, concatenate, gather, gather_rows
 from stoker._fetch.super_samples import locate_values
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
@@ -123,18 +126,58 @@ def test_a_row_beyond_the_memory_is_an_index_error(address: int, row_bytes: int)
         gather_rows(memoryview(bytearray(256)), np.array([address]), row_bytes)
 
 
-def test_a_copier_of_the_users_is_given_every_fixed_column() -> None:
+def test_the_values_of_every_column_are_in_arrays_of_the_pool() -> None:
     schema = Schema({"x": stoker.Array("int16"), "y": stoker.Array("float64", (2,)), "t": stoker.Text()})
     asked: list[int] = []
 
-    def copier(memory: memoryview, addresses: np.ndarray[Any, Any], row_bytes: int) -> np.ndarray[Any, Any]:
-        asked.append(row_bytes)
-        return gather_rows(memory, addresses, row_bytes)
+    class Arrays(BatchArrays):
+        def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
+            asked.append(row_bytes)
+            return gather_rows(memory, addresses, row_bytes)
 
-    samples = [{"x": 1, "y": [1.0, 2.0], "t": "a"}, {"x": 2, "y": [3.0, 4.0], "t": ""}]
-    columns = gather(locate_rows(schema, [built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
+        def empty(self, size_bytes: int) -> NDArray[np.uint8]:
+            asked.append(size_bytes)
+            return np.empty(size_bytes, np.uint8)
+
+    samples = [{"x": 1, "y": [1.0, 2.0], "t": "a"}, {"x": 2, "y": [3.0, 4.0], "t": "bcd"}]
+    columns = gather(locate_rows(schema, [built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, Arrays())
     assert_same(columns, schema, samples[::-1])
-    assert asked == [2, 16]
+    assert sorted(asked) == [2, 4, 16]
+
+
+LARGE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda array: array, lambda array: array[5:].view("u1"), lambda array: array.data, torch.from_numpy]
+)
+def test_a_large_array_is_used_again_only_after_nothing_refers_to_it(hold: Callable[[NDArray[Any]], Any]) -> None:
+    arrays = BatchArrays()
+    first = arrays.empty(LARGE)
+    place, held = first.ctypes.data, hold(first)
+    del first
+    second = arrays.empty(LARGE)
+    assert second.ctypes.data != place
+    del held
+    assert arrays.empty(LARGE + LARGE // 5).ctypes.data == place
+
+
+def test_only_the_memory_of_the_last_large_arrays_is_kept() -> None:
+    arrays = BatchArrays(reused=2)
+    held = [arrays.empty(LARGE) for _ in range(5)]
+    kept = {array.ctypes.data for array in held[-2:]}
+    forgotten = [weakref.ref(array.base) for array in held[:3] if array.base is not None]
+    del held
+    assert [each() for each in forgotten] == [None] * 3
+    again = [arrays.empty(LARGE), arrays.empty(LARGE)]
+    assert {array.ctypes.data for array in again} == kept
+
+
+@pytest.mark.parametrize("size_bytes", [LARGE, 4 * LARGE])
+def test_an_array_is_not_used_again_for_a_much_smaller_or_a_larger_one(size_bytes: int) -> None:
+    arrays = BatchArrays()
+    kept = arrays.empty(3 * LARGE).base
+    assert arrays.empty(size_bytes).base is not kept
 
 
 def test_parts_of_a_batch_are_joined_in_order_and_one_alone_is_kept() -> None:

@@ -333,7 +333,7 @@ class BatchStream:
             rows.append(segment_rows)
             slots += segment_slots
         picked = self._reader.locate(slots, np.concatenate(sources), np.concatenate(rows))
-        columns = gather(picked, self._reader.columns, self._reader.copy_rows)
+        columns = gather(picked, self._reader.columns, self._reader.arrays)
         self._schedule_release([item for segment, _ in located for item in segment.released_after])
         return columns, picked
 

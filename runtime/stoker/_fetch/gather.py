@@ -11,10 +11,12 @@ the ring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +88,10 @@ class RowLocations(NamedTuple):
     places: NDArray[np.int64] | None = None
 
 
+_LARGE_BYTES = 1 << 20
+FREE_ARRAY_REFERENCES = 2
+"""References to an array that neither a batch nor a view refers to: that of its pool, and getrefcount's argument."""
+
 _WORD_BYTES = (1, 2, 4, 8)
 """Sizes of rows that are copied as integers if they are aligned, in a quarter of the time of other elements."""
 
@@ -105,34 +111,70 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
     return elements[addresses].view(np.uint8).reshape(len(addresses), row_bytes)
 
 
-GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
-"""A function like :func:`gather_rows`, which may return memory of another kind."""
+class BatchArrays:
+    """Makes the arrays that batches are gathered into, for one thread at a time.
+
+    Large arrays are used again once nothing else refers to them: the first touch of fresh memory takes longer than the
+    copy into it.
+
+    Args:
+        reused: number of large arrays to keep.
+
+    Attributes:
+        copies_twice: whether fixed values may be gathered into one array, and from there into another.
+    """
+
+    copies_twice: ClassVar[bool] = True
+
+    def __init__(self, reused: int = 3) -> None:
+        self._large: deque[NDArray[np.uint8]] = deque(maxlen=reused)
+
+    def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
+        """Return rows as :func:`gather_rows` does."""
+        return gather_rows(memory, addresses, row_bytes)
+
+    def empty(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return an array, ``uint8 [size_bytes]``, with any content."""
+        if size_bytes < _LARGE_BYTES:
+            return np.empty(size_bytes, np.uint8)
+        for index in range(len(self._large)):
+            is_free = sys.getrefcount(self._large[index]) <= FREE_ARRAY_REFERENCES
+            if is_free and size_bytes <= self._large[index].nbytes <= 2 * size_bytes:
+                self._large.rotate(-1 - index)  # the last one is the most recently used
+                return self._large[-1][:size_bytes]
+        array = np.empty(size_bytes + size_bytes // 4, np.uint8)  # the next batch may be a little larger
+        self._large.append(array)
+        return array[:size_bytes]
 
 
-def gather(located: RowLocations, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
-    """Return the values of the given rows in each of ``columns``; ``copy`` copies those of fixed columns."""
+NEW_ARRAYS = BatchArrays(reused=0)
+"""Makes every array anew."""
+
+
+def gather(located: RowLocations, columns: Mapping[str, Column], arrays: BatchArrays = NEW_ARRAYS) -> Columns:
+    """Return the values of the given rows in each of ``columns``, in memory from ``arrays``."""
     return {
-        name: _gather_fixed(located.values[name], column, copy, located.places)
+        name: _gather_fixed(located.values[name], column, arrays, located.places)
         if column.is_fixed
-        else _gather_ragged(located.values[name], column)
+        else _gather_ragged(located.values[name], column, arrays)
         for name, column in columns.items()
     }
 
 
 def _gather_fixed(
-    located: ValueLocations, column: Column, copy: GatherRows, places: NDArray[np.int64] | None
+    located: ValueLocations, column: Column, arrays: BatchArrays, places: NDArray[np.int64] | None
 ) -> NDArray[Any]:
-    rows = copy(located.memory, located.starts, column.element_bytes)
+    rows = arrays.gather_rows(located.memory, located.starts, column.element_bytes)
     values = rows.view(column.dtype.holder).reshape(len(rows), *column.shape)
     return values if places is None else values.take(places, axis=0)
 
 
-def _gather_ragged(located: ValueLocations, column: Column) -> RaggedValues:
+def _gather_ragged(located: ValueLocations, column: Column, arrays: BatchArrays) -> RaggedValues:
     memory, starts, lengths = located
     assert lengths is not None  # noqa: S101 - the column is ragged
     sizes = (lengths * column.element_bytes).tolist()
     ends = list(accumulate(sizes))
-    values = np.empty(ends[-1] if ends else 0, np.uint8)
+    values = arrays.empty(ends[-1] if ends else 0)
     target = values.data
     for start, size, end in zip(starts.tolist(), sizes, ends, strict=True):
         target[end - size : end] = memory[start : start + size]

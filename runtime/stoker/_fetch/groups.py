@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gather_rows
+from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.range_plan import (
     MAX_GROUP_SAMPLES,
     ReadForecast,
@@ -269,7 +269,7 @@ class RangedGroupReader:
         fetcher: reads bytes.
         ring: ring to read into, which only this reader fills.
         limits: limits of the reads of a group.
-        copy_rows: copies rows out of the ring.
+        arrays: makes the arrays of batches.
     """
 
     def __init__(
@@ -279,9 +279,9 @@ class RangedGroupReader:
         fetcher: Fetcher,
         ring: Ring,
         limits: ReadLimits,
-        copy_rows: GatherRows = gather_rows,
+        arrays: BatchArrays = NEW_ARRAYS,
     ) -> None:
-        self.columns, self.copy_rows = columns, copy_rows
+        self.columns, self.arrays = columns, arrays
         self._manifest, self._fetcher, self._ring, self._limits = manifest, fetcher, ring, limits
         self._heads = HeadMemory(manifest, columns)
         self._large = [name for name, column in columns.items() if not is_small(column)]

@@ -22,7 +22,7 @@ from stoker._cache.tiers import track_positions
 from stoker._fetch.batch_stream import Batch, BatchStream, RowReader, StepQueue, StoredDataset, StreamCounters
 from stoker._fetch.config import Continuous, FetchCounters, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
 from stoker._fetch.groups import HeadMemory, SampleGroupReader
 from stoker._fetch.look_ahead import LookAhead
 from stoker._fetch.prefetcher import Prefetcher
@@ -65,7 +65,7 @@ class OpenDataset:
     Args:
         dataset: data set to read.
         config: settings of the pipeline.
-        copy_rows: copies rows out of the ring.
+        arrays: makes the arrays of batches.
         tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
         process: memory and counters, which data sets use in turn.
 
@@ -86,7 +86,7 @@ class OpenDataset:
         self,
         dataset: StoredDataset,
         config: PipelineConfig,
-        copy_rows: GatherRows,
+        arrays: BatchArrays,
         tier_set: TierSet,
         process: _ProcessResources,
     ) -> None:
@@ -108,7 +108,7 @@ class OpenDataset:
             is_start=True,
             counters=process.counters,
         )
-        self.reader = self._create_reader(copy_rows)
+        self.reader = self._create_reader(arrays)
 
     def _create_ring(self) -> Ring:
         slots = self.slots
@@ -118,13 +118,13 @@ class OpenDataset:
         # Some units are smaller than planned, and some wait for room.
         return UnitRing(2 * slots.slots, size_bytes, slots.granule_bytes, allocate=self.process.allocate)
 
-    def _create_reader(self, copy_rows: GatherRows) -> RowReader:
+    def _create_reader(self, arrays: BatchArrays) -> RowReader:
         parts = self.dataset.manifest, self.columns, self.fetcher
         if isinstance(self.ring, UnitRing):
-            return UnitReader(*parts, self.ring, ReadLimits.of(self.slots), self._units, copy_rows)
+            return UnitReader(*parts, self.ring, ReadLimits.of(self.slots), self._units, arrays)
         if self.slots.holds_groups:
-            return SampleGroupReader(*parts, self.ring, ReadLimits.of(self.slots), copy_rows)
-        return SuperSampleReader(*parts, self.ring, copy_rows)
+            return SampleGroupReader(*parts, self.ring, ReadLimits.of(self.slots), arrays)
+        return SuperSampleReader(*parts, self.ring, arrays)
 
     @cached_property
     def _units(self) -> Units:
@@ -203,7 +203,7 @@ class BatchPipeline:
         manifest: pinned version of its index.
         config: settings of the pipeline.
         thread: thread that fetches; the store must be used on it only.
-        copy_rows: copies rows out of the ring.
+        arrays: makes the arrays of batches.
         recorder: records fetches and waits; None for no record.
         tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
 
@@ -223,12 +223,12 @@ class BatchPipeline:
         config: PipelineConfig,
         thread: LoopThread,
         *,
-        copy_rows: GatherRows = gather_rows,
+        arrays: BatchArrays = NEW_ARRAYS,
         recorder: Recorder | None = None,
         tier_set: TierSet | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
-        self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
+        self._thread, self._arrays, self._recorder = thread, arrays, recorder
         self._tier_set = TierSet() if tier_set is None else tier_set
         self.counters, self._process = StreamCounters(), _ProcessResources()
         self._tiers: Sequence[ManagedTier] = ()
@@ -251,7 +251,7 @@ class BatchPipeline:
     def _open(self, origin: StoredDataset, config: PipelineConfig, tier_set: TierSet) -> OpenDataset:
         if self._process.pid != os.getpid():
             self._process = _ProcessResources()
-        dataset = OpenDataset(origin, config, self._copy_rows, tier_set, self._process)
+        dataset = OpenDataset(origin, config, self._arrays, tier_set, self._process)
         self._tiers = dataset.tiers or self._tiers
         return dataset
 

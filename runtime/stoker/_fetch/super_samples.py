@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._fetch.fetcher import Fetcher, RangePart
-from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gather_rows
+from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_units_read, mean_row_bytes, plan_reads
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -131,7 +131,7 @@ class SuperSampleReader:
         columns: name → column, of the wanted columns.
         fetcher: reads bytes.
         ring: ring to read into, which only this reader fills.
-        copy_rows: copies rows out of the ring.
+        arrays: makes the arrays of batches.
     """
 
     def __init__(
@@ -140,16 +140,16 @@ class SuperSampleReader:
         columns: Mapping[str, Column],
         fetcher: Fetcher,
         ring: Ring,
-        copy_rows: GatherRows = gather_rows,
+        arrays: BatchArrays = NEW_ARRAYS,
     ) -> None:
-        self.columns, self.copy_rows = columns, copy_rows
+        self.columns, self.arrays = columns, arrays
         self._manifest, self._fetcher, self._ring = manifest, fetcher, ring
         self._is_partial = columns.keys() != manifest.schema.keys()
         self._is_wide = (
             self._is_partial and is_wide(manifest.schema) and all(each.is_fixed for each in columns.values())
         )
         narrow = (column.is_fixed and column.element_bytes <= _NARROW_BYTES for column in columns.values())
-        self._is_narrow = len(columns) >= _MIN_SORTED_COLUMNS and copy_rows is gather_rows and all(narrow)
+        self._is_narrow = len(columns) >= _MIN_SORTED_COLUMNS and arrays.copies_twice and all(narrow)
         self._starts_by_slot: dict[int, tuple[int, Mapping[str, int]]] = {}
         self._wanted_bytes = self._seen_bytes = 0
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
 from stoker._fetch.groups import RangedGroupReader
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, SampleGroup, count_units_read, mean_row_bytes
 from stoker._format.manifest import Manifest
@@ -36,7 +36,7 @@ class UnitReader(RangedGroupReader):
         ring: ring to read into, which only this reader fills.
         limits: limits of the reads of a unit; their slot is as large as each unit needs.
         units: units of the data set.
-        copy_rows: copies rows out of the ring.
+        arrays: makes the arrays of batches.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class UnitReader(RangedGroupReader):
         ring: UnitRing,
         limits: ReadLimits,
         units: Units,
-        copy_rows: GatherRows = gather_rows,
+        arrays: BatchArrays = NEW_ARRAYS,
     ) -> None:
-        super().__init__(manifest, columns, fetcher, ring, limits, copy_rows)
+        super().__init__(manifest, columns, fetcher, ring, limits, arrays)
         self._unit_ring, self._units = ring, units
 
     async def prepare(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -393,6 +394,21 @@ def test_reused_buffers_are_few_when_batches_are_dropped(url: str) -> None:
             assert sorted(numbers(loader)) == list(range(500))
         assert loader._buffers is not None
         assert loader._buffers.buffers_made <= 8
+
+
+@pytest.mark.parametrize("reuse_buffers", [False, True])
+def test_large_ragged_values_of_a_batch_that_is_held_never_change(tmp_path: Path, reuse_buffers: bool) -> None:
+    with stoker.Packer(str(tmp_path / "large"), schema={"data": stoker.Bytes()}) as packer:
+        packer.extend({"data": bytes([number]) * 300_000} for number in range(48))
+    with Loader(str(tmp_path / "large"), batch_size=4, epochs=3, reuse_buffers=reuse_buffers) as loader:
+        for _ in range(3):
+            held = [batch["data"] for index, batch in enumerate(loader) if index % 3 == 0]
+            seen = [bytes(value) for column in held for value in column]
+            assert len({value[0] for value in seen}) == len(seen) == 16
+            assert all(value == value[:1] * 300_000 for value in seen)
+        if reuse_buffers:
+            assert loader._buffers is not None
+            assert loader._buffers.buffers_made <= 12
 
 
 def test_rank_and_world_size_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
