@@ -53,6 +53,8 @@ _MIN_BUSY_SECONDS = 0.002
 """A loop that asks for the next batch sooner is not busy: a batch from another thread would come later, not sooner."""
 _LEAVE_SECONDS = 0.001
 """Time that a busy consumer has to return to its work before the next value is prepared."""
+_POLL_SECONDS = 0.005
+"""Time between checks whether the next value can be made without waiting, while the consumer is busy."""
 
 
 class DoubleBuffer(Generic[T]):
@@ -78,6 +80,7 @@ class DoubleBuffer(Generic[T]):
         self._is_ended = False
         self._ready: T | Exception | None = None
         self._delivered_seconds: float | None = None
+        self._calls = 0
         self._preparing: int | None = None
         self.is_waiting = False
         """Whether a thread is in :meth:`next` and makes the value itself, which may take long."""
@@ -90,6 +93,7 @@ class DoubleBuffer(Generic[T]):
     def next(self) -> T | None:
         """Return the next value, or None after the last one."""
         asked_seconds = time.perf_counter()
+        self._calls += 1  # nothing more is prepared ahead of this call
         with self._lock:
             batch, self._ready = self._ready, None
             if self._is_ended:
@@ -102,11 +106,22 @@ class DoubleBuffer(Generic[T]):
                     self.is_waiting = False
         if isinstance(batch, Exception):
             raise batch
-        was_busy = self._delivered_seconds is not None and asked_seconds - self._delivered_seconds > _MIN_BUSY_SECONDS
-        self._delivered_seconds = time.perf_counter()
-        if was_busy and self._remaining and self._thread is not None:
-            self._thread.call_soon(_prepare_soon, weakref.ref(self))
+        delivered_seconds, self._delivered_seconds = self._delivered_seconds, time.perf_counter()
+        is_first = delivered_seconds is None
+        was_busy = delivered_seconds is not None and asked_seconds - delivered_seconds > _MIN_BUSY_SECONDS
+        if (is_first or was_busy) and self._remaining and self._thread is not None:
+            delay_seconds = _MIN_BUSY_SECONDS if is_first else _LEAVE_SECONDS
+            self._thread.call_soon(_prepare_later, weakref.ref(self), self._calls, delay_seconds)
         return batch
+
+    def is_due(self, call: int) -> bool | None:
+        """Return whether a value can be made ahead of the consumer, who has called :meth:`next` ``call`` times.
+
+        None if it will not be: the consumer has called again, or there are no more values.
+        """
+        if call != self._calls or self._is_ended or not self._remaining:
+            return None
+        return self._is_ready()
 
     def prepare(self) -> None:
         """Make a value ahead, unless there is one already or ``make`` would wait."""
@@ -139,9 +154,22 @@ class DoubleBuffer(Generic[T]):
                 self._ready = None
 
 
-def _prepare_soon(reference: weakref.ref[DoubleBuffer[T]]) -> None:
-    """Prepare a value once the consumer has had time to leave its call; both threads need the interpreter lock."""
-    asyncio.get_running_loop().call_later(_LEAVE_SECONDS, _prepare_in_executor, reference)
+def _prepare_later(reference: weakref.ref[DoubleBuffer[T]], call: int, delay_seconds: float) -> None:
+    """Prepare a value after a delay, once it can be made without waiting, unless the consumer asks for it before.
+
+    During the delay the consumer leaves its call, for which it needs the interpreter lock, too.
+    """
+    asyncio.get_running_loop().call_later(delay_seconds, _prepare_when_due, reference, call)
+
+
+def _prepare_when_due(reference: weakref.ref[DoubleBuffer[T]], call: int) -> None:
+    ahead = reference()
+    if ahead is None or (is_due := ahead.is_due(call)) is None:
+        return
+    if is_due:
+        _prepare_in_executor(reference)
+    else:
+        _prepare_later(reference, call, _POLL_SECONDS)
 
 
 def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:

@@ -62,8 +62,7 @@ def busy_loop(ahead: DoubleBuffer[tuple[int]], maker: Maker, steps: int) -> list
         assert value is not None
         found.append(value[0])
         time.sleep(BUSY_SECONDS)
-        if step:
-            maker.wait_for(min(step + 2, steps))
+        maker.wait_for(min(step + 2, steps))
     return found
 
 
@@ -71,7 +70,7 @@ def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
     maker = Maker()
     ahead = DoubleBuffer(maker, 10, lambda: True, thread)
     assert busy_loop(ahead, maker, 10) == list(range(10))
-    assert maker.made == ["asker"] * 2 + ["other"] * 8
+    assert maker.made == ["asker"] + ["other"] * 9
     assert ahead.next() is None
 
 
@@ -90,6 +89,30 @@ def test_nothing_is_made_ahead_that_would_have_to_wait(thread: LoopThread) -> No
         ahead.prepare()
         assert len(maker.made) == number
         assert ahead.next() == (number,)
+
+
+def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(thread: LoopThread) -> None:
+    maker, is_ready = Maker(), threading.Event()
+    ahead = DoubleBuffer(maker, 10, is_ready.is_set, thread)
+    for number in range(4):
+        is_ready.clear()
+        assert ahead.next() == (number,)
+        time.sleep(BUSY_SECONDS)
+        assert len(maker.made) == number + 1
+        is_ready.set()
+        maker.wait_for(number + 2)
+    assert maker.made == ["asker"] + ["other"] * 4
+
+
+def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(thread: LoopThread) -> None:
+    ahead = DoubleBuffer(Maker(), 3, lambda: False, thread)
+    assert ahead.next() == (0,)
+    assert ahead.is_due(1) is False
+    assert ahead.next() == (1,)
+    assert ahead.is_due(1) is None
+    assert ahead.is_due(2) is False
+    assert ahead.next() == (2,)
+    assert ahead.is_due(3) is None
 
 
 def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
