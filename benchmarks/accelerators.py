@@ -33,6 +33,7 @@ class Run:
         epochs: number of epochs.
         columns: names of the columns to read; None for all.
         memory: memory budget of each loader.
+        window: window of the shuffle, in super-samples.
     """
 
     url: str
@@ -42,6 +43,7 @@ class Run:
     epochs: int
     columns: Sequence[str] | None
     memory: str
+    window: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ def _train(run: Run, rank: int) -> list[EpochTimes]:
             epochs=run.epochs,
             columns=run.columns,
             memory=run.memory,
+            window=run.window,
             drop_last=True,
         ) as loader:
             barrier.wait()
