@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 
 from stoker import Continuous, FetchConfig
+from stoker._fetch.config import LARGE_REQUEST_BYTES
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
@@ -72,7 +73,7 @@ def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_er
     per_minute = training.requests_by_period(60.0)
     assert len(per_minute) > 2
     # Without back-off a refused request takes 20 ms: 50 a second and permit instead of 1.5 at most.
-    assert max(per_minute.values()) <= 1.5 * 60.0 * config.start_concurrency
+    assert max(per_minute.values()) <= 1.5 * 60.0 * config.start_limit(LARGE_REQUEST_BYTES)
     stats = training.fetcher.stats
     assert stats.hedges <= config.hedge_burst + config.hedge_fraction * stats.requests
     assert training.ring.statistics().free == 16

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from stoker._base.task_group import end_tasks, task_group
+from stoker._base.task_group import Limiter, end_tasks, for_each_in_turn, task_group
 from stoker.testing import run_virtual
 
 
@@ -126,5 +126,107 @@ def test_an_end_that_is_cancelled_still_leaves_no_task_running() -> None:
         assert ending.cancelled()
         assert task.cancelled()
         assert asyncio.get_running_loop().time() == 5
+
+    run_virtual(main())
+
+
+def test_calls_share_a_limit_and_earlier_ones_go_first_without_cycles_that_keep_their_items() -> None:
+    started: list[tuple[str, int]] = []
+    running: list[int] = []
+
+    async def main() -> None:
+        limiter = Limiter(3)
+
+        async def read(name: str, items: int, *, urgent: bool = False) -> None:
+            async def work(item: int) -> None:
+                started.append((name, item))
+                running.append(limiter.held)
+                await asyncio.sleep(1)
+
+            await for_each_in_turn(range(items), work, limiter, urgent=urgent)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read("a", 4))
+            group.create_task(read("b", 3))
+            await asyncio.sleep(0.5)
+            group.create_task(read("urgent", 1, urgent=True))
+        assert limiter.held == 0
+        assert not limiter.has_waiters
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_virtual(main())
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
+    assert started == [
+        *(("a", item) for item in range(3)),
+        ("urgent", 0),
+        ("a", 3),
+        *(("b", item) for item in range(3)),
+    ]
+    assert max(running) == 3
+
+
+def test_a_lower_limit_is_kept_by_calls_that_have_begun() -> None:
+    running: list[int] = []
+
+    async def main() -> None:
+        limiter = Limiter(4)
+
+        async def work(item: int) -> None:
+            running.append(limiter.held)
+            await asyncio.sleep(1)
+            limiter.limit = 2
+
+        await for_each_in_turn(range(12), work, limiter)
+        assert limiter.held == 0
+
+    run_virtual(main())
+    assert max(running[4:]) == 2
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_an_error_or_a_cancellation_ends_all_work_in_turn(is_cancelled: bool) -> None:
+    async def main() -> None:
+        limiter, active = Limiter(3), set[int]()
+
+        async def work(item: int) -> None:
+            active.add(item)
+            try:
+                await asyncio.sleep(1 + item)
+                if not is_cancelled:
+                    raise LookupError(f"item {item}")
+            finally:
+                active.discard(item)
+
+        calls = asyncio.create_task(for_each_in_turn(range(9), work, limiter))
+        waiting = asyncio.create_task(for_each_in_turn(range(2), work, limiter))
+        await asyncio.sleep(0.5)
+        assert len(active) == 3
+        waiting.cancel()
+        if is_cancelled:
+            calls.cancel()
+        await asyncio.wait([calls, waiting])
+        assert waiting.cancelled()
+        assert calls.cancelled() if is_cancelled else isinstance(calls.exception(), LookupError)
+        await asyncio.sleep(0)
+        assert not active
+        assert limiter.held == 0
+        assert not limiter.has_waiters
+
+    run_virtual(main())
+
+
+def test_no_items_need_no_turn() -> None:
+    async def main() -> None:
+        limiter = Limiter(1)
+        await limiter.acquire()
+
+        async def work(item: int) -> None:
+            raise AssertionError(item)
+
+        await for_each_in_turn([], work, limiter)
 
     run_virtual(main())

@@ -65,46 +65,62 @@ class Limiter:
     def __init__(self, limit: int) -> None:
         self.limit, self.held = limit, 0
         self._arrivals = 0
-        self._waiting: list[tuple[bool, int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[tuple[bool, int], int, int, asyncio.Future[None]]] = []
 
     @property
     def has_waiters(self) -> bool:
         """Whether a call waits for units."""
         return bool(self._waiting)
 
+    def turn(self, *, urgent: bool = False) -> tuple[bool, int]:
+        """Return a place in the queue, for any number of calls of :meth:`acquire_at`."""
+        self._arrivals += 1
+        return not urgent, self._arrivals
+
     async def acquire(self, units: int = 1, *, urgent: bool = False) -> None:
         """Wait for units, and hold them until :meth:`release`. A cancelled call holds none."""
         if self._waiting or self.held + units > self.limit:
-            await self._wait(units, urgent)
+            await self._wait(units, self.turn(urgent=urgent))
         else:
             self.held += units
+
+    async def acquire_at(self, turn: tuple[bool, int]) -> None:
+        """Like :meth:`acquire`, for one unit, with a place in the queue from :meth:`turn`."""
+        if self._waiting or self.held >= self.limit:
+            await self._wait(1, turn)
+        else:
+            self.held += 1
 
     def release(self, units: int = 1) -> None:
         """Return units."""
         self.held -= units
         self._admit()
 
-    async def _wait(self, units: int, urgent: bool) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def is_due(self, turn: tuple[bool, int]) -> bool:
+        """Return whether a call with this place may keep its units: no other goes before it, nor has the limit sunk."""
+        return self.held <= self.limit and not (self._waiting and self._waiting[0][0] < turn)
+
+    async def _wait(self, units: int, turn: tuple[bool, int]) -> None:
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
-        heapq.heappush(self._waiting, (not urgent, self._arrivals, units, turn))
+        heapq.heappush(self._waiting, (turn, self._arrivals, units, admitted))
         self._admit()  # the limit may have risen since the last release
         try:
-            await turn
+            await admitted
         except asyncio.CancelledError:
-            if not turn.cancelled():
+            if not admitted.cancelled():
                 self.held -= units  # the units were granted just before the cancellation
             self._admit()  # later calls may fit now
             raise
 
     def _admit(self) -> None:
         while self._waiting:
-            *_, units, turn = self._waiting[0]
-            if not turn.done():  # else its waiter was cancelled
+            *_, units, admitted = self._waiting[0]
+            if not admitted.done():  # else its waiter was cancelled
                 if self.held + units > self.limit:
                     return
                 self.held += units
-                turn.set_result(None)
+                admitted.set_result(None)
             heapq.heappop(self._waiting)
 
 
@@ -125,6 +141,41 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
     async with task_group() as group:
         for _ in range(concurrency):
             group.create_task(worker())
+
+
+async def for_each_in_turn(
+    items: Iterable[T], work: Callable[[T], Awaitable[object]], limiter: Limiter, *, urgent: bool = False
+) -> None:
+    """Await ``work(item)`` for every item, at most as many at once as the limiter allows all calls with it together.
+
+    Urgent calls go first, and otherwise earlier ones. Items are drawn lazily; a task goes from one to the next without
+    a wait while no earlier call needs its unit. A cancellation, or an error, cancels all; they have ended when this
+    returns.
+
+    Raises:
+        Exception: the first error of a call of ``work``.
+    """
+    remaining, turn = deque(items), limiter.turn(urgent=urgent)
+    starters: list[asyncio.Task[None]] = []
+
+    async def worker() -> None:
+        while remaining:
+            await work(remaining.popleft())
+            if not limiter.is_due(turn):
+                return
+        for starter in starters:
+            starter.cancel()
+
+    async def start_workers() -> None:
+        while remaining:
+            await limiter.acquire_at(turn)
+            group.create_task(worker()).add_done_callback(lambda _: limiter.release())
+
+    try:
+        async with task_group() as group:
+            starters.append(group.create_task(start_workers()))
+    finally:
+        starters.clear()  # the traceback of a cancelled task would refer to the task
 
 
 async def run_in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> AsyncGenerator[T, None]:

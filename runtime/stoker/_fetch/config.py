@@ -25,6 +25,9 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import RankSharding, Sharding, WorkerSharding
 from stoker.errors import ConfigError
 
+LARGE_REQUEST_BYTES = 8 << 20
+"""Size of a request for a whole super-sample of the usual size."""
+_START_REQUESTS = 16
 GAP_BYTES = 128 << 10
 """Largest gap that is read to merge two ranges into one request: about what arrives within one first-byte latency."""
 
@@ -77,7 +80,8 @@ class FetchConfig(BoundedConfig):
         hedge_min_seconds: minimum time before a request counts as late, in seconds. Where responses take
             milliseconds some are late by chance, and a hedge would not save time that a training loop notices.
         hedge_first_seconds: time after which a request is late while there are too few measurements, in seconds.
-        start_concurrency: initial limit of requests in flight.
+        start_concurrency: initial limit of requests in flight; None for 16 requests of 8 MiB, and as many bytes in
+            smaller requests, from ``min_concurrency`` to ``max_concurrency``.
         min_concurrency: minimum limit of requests in flight, even if the store throttles.
         max_concurrency: maximum limit of requests in flight.
         max_request_bytes: maximum size of a request for a whole object or a column of one, in bytes; more is read in
@@ -102,7 +106,7 @@ class FetchConfig(BoundedConfig):
     hedge_first_byte_factor: AtLeastOne[float] = 4.0
     hedge_min_seconds: NotNegative[float] = 0.05
     hedge_first_seconds: Positive[float] = 1.0
-    start_concurrency: int = 16
+    start_concurrency: int | None = None
     min_concurrency: Positive[int] = 4
     max_concurrency: int = 64
     max_request_bytes: Positive[int] = 16 << 20
@@ -113,11 +117,23 @@ class FetchConfig(BoundedConfig):
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.backoff_cap_seconds >= self.backoff_base_seconds:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
-        if not self.min_concurrency <= self.start_concurrency <= self.max_concurrency:
+        if self.min_concurrency > self.max_concurrency:
             raise ConfigError(
-                f"start_concurrency={self.start_concurrency} must be from min_concurrency={self.min_concurrency} "
+                f"min_concurrency={self.min_concurrency} must be at most max_concurrency={self.max_concurrency}"
+            )
+        start = self.start_concurrency
+        if start is not None and not self.min_concurrency <= start <= self.max_concurrency:
+            raise ConfigError(
+                f"start_concurrency={start} must be from min_concurrency={self.min_concurrency} "
                 f"to max_concurrency={self.max_concurrency}"
             )
+
+    def start_limit(self, request_bytes: float) -> int:
+        """Return the initial limit of requests in flight, for requests of ``request_bytes``."""
+        if self.start_concurrency is not None:
+            return self.start_concurrency
+        requests = max(_START_REQUESTS, int(_START_REQUESTS * LARGE_REQUEST_BYTES / max(1.0, request_bytes)))
+        return max(self.min_concurrency, min(self.max_concurrency, requests))
 
     def transfer_seconds(self, size_bytes: int) -> float:
         """Return the time limit of a transfer, in seconds, not counting the wait for its first byte."""

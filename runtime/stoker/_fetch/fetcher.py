@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.fetch_record import Phase, mark_wasted, start_activity
-from stoker._base.task_group import task_group
-from stoker._fetch.config import FetchConfig, FetchCounters
+from stoker._base.task_group import Limiter, task_group
+from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
 from stoker._fetch.tier_chain import TierChain
@@ -54,6 +54,7 @@ class Fetcher:
         rng: random.Random,
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
+        request_bytes: float = LARGE_REQUEST_BYTES,
         small_hedge_bytes: int = 0,
         is_start: bool = False,
         counters: FetchCounters | None = None,
@@ -68,6 +69,7 @@ class Fetcher:
             rng: random numbers for jitter.
             config: retries, hedged requests and concurrency; default ``FetchConfig()``.
             tiers: tiers to read whole objects from first, in this order; a late tier is not waited for.
+            request_bytes: expected size of most requests; more small ones are in flight at the start.
             small_hedge_bytes: size up to which hedges use separate memory, ``config.hedge_burst`` times as large,
                 while it has room; all other hedges need a free slot.
             is_start: whether to hedge each request up to twice outside the budget until :meth:`end_start`.
@@ -81,7 +83,14 @@ class Fetcher:
         self._checksum = checksum
         self._counters = FetchCounters() if counters is None else counters
         self._hedges = HedgePolicy(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
-        self._reader = RangeReader(store, rng=rng, config=self.config, counters=self._counters, hedges=self._hedges)
+        self._reader = RangeReader(
+            store,
+            rng=rng,
+            config=self.config,
+            counters=self._counters,
+            hedges=self._hedges,
+            request_bytes=request_bytes,
+        )
         self.tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
         self._use_tags = True
 
@@ -89,6 +98,11 @@ class Fetcher:
     def useful_fraction(self) -> float:
         """Fraction of the requests in flight, 0 to 1, that is enough to fill the link to the store."""
         return self._reader.link.useful_fraction
+
+    @property
+    def ranges(self) -> Limiter:
+        """Limit of the calls of :meth:`fetch_ranges` at a time, for callers with many; that of requests in flight."""
+        return self._reader.ranges
 
     @property
     def stats(self) -> FetchCounters:

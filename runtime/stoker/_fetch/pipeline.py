@@ -7,6 +7,7 @@ up ready items, gathers rows from their slots and releases the items. A :class:`
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -26,7 +27,7 @@ from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
 from stoker._fetch.groups import HeadMemory, SampleGroupReader
 from stoker._fetch.look_ahead import LookAhead
 from stoker._fetch.prefetcher import Prefetcher
-from stoker._fetch.range_plan import ReadForecast, ReadLimits
+from stoker._fetch.range_plan import ReadForecast, ReadLimits, mean_row_bytes
 from stoker._fetch.super_samples import SuperSampleReader
 from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest
@@ -101,6 +102,7 @@ class OpenDataset:
         self.fetcher = Fetcher(
             dataset.store,
             config=config.fetch,
+            request_bytes=self._request_bytes,
             small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self.ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
@@ -125,6 +127,14 @@ class OpenDataset:
         if self.slots.holds_groups:
             return SampleGroupReader(*parts, self.ring, ReadLimits.of(self.slots), arrays)
         return SuperSampleReader(*parts, self.ring, arrays)
+
+    @property
+    def _request_bytes(self) -> float:
+        """Expected size of most requests."""
+        manifest, unit_bytes = self.dataset.manifest, self.config.order.unit_bytes
+        if unit_bytes is None and self.slots.holds_groups:
+            return sum(mean_row_bytes(manifest, self.columns).values())
+        return min(unit_bytes or math.inf, manifest.size_bytes / len(manifest))
 
     @cached_property
     def _units(self) -> Units:

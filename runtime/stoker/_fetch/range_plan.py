@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
-from stoker._base.task_group import for_each
+from stoker._base.task_group import for_each_in_turn
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._format.manifest import Manifest
@@ -220,7 +220,7 @@ async def read_values(
 
         await fetcher.fetch_ranges(ref, fetcher.split(part, urgent=urgent), into=into, verify=verify, urgent=urgent)
 
-    await for_each(range(len(reads)), read, concurrency=min(len(reads), fetcher.config.max_concurrency))
+    await for_each_in_turn(range(len(reads)), read, fetcher.ranges, urgent=urgent)
     return reads.addresses.reshape(values.starts.shape)
 
 

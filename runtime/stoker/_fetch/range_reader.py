@@ -18,7 +18,7 @@ from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter
 from stoker._fetch.concurrency import AimdLimit, CompletedRequest, LinkUse, RateLimit
-from stoker._fetch.config import FetchConfig, FetchCounters
+from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy
 from stoker._fetch.race import Attempt, Race, RaceWatch
 from stoker.abc import ObjectInfo, ObjectRef, Readable
@@ -125,16 +125,30 @@ class RangeReader:
         config: retries, hedged requests and concurrency.
         counters: counters to update.
         hedges: decides which requests are late, and provides memory for hedges.
+        request_bytes: expected size of most requests.
+
+    Attributes:
+        ranges: limit for callers that read many ranges, as many as requests in flight.
+        link: estimate of how many requests fill the link.
     """
 
     def __init__(
-        self, store: Readable, *, rng: random.Random, config: FetchConfig, counters: FetchCounters, hedges: HedgePolicy
+        self,
+        store: Readable,
+        *,
+        rng: random.Random,
+        config: FetchConfig,
+        counters: FetchCounters,
+        hedges: HedgePolicy,
+        request_bytes: float = LARGE_REQUEST_BYTES,
     ) -> None:
         self._store, self._rng, self._config, self._counters, self._hedges = store, rng, config, counters, hedges
         self._aimd = AimdLimit(
-            start=config.start_concurrency, min_limit=config.min_concurrency, max_limit=config.max_concurrency
+            start=config.start_limit(request_bytes),
+            min_limit=config.min_concurrency,
+            max_limit=config.max_concurrency,
         )
-        self._limiter = Limiter(self._aimd.limit)
+        self._limiter, self.ranges = Limiter(self._aimd.limit), Limiter(self._aimd.limit)
         self._watch = RaceWatch(self._look)
         self._rate = RateLimit(config.max_bytes_per_second)
         self.link = LinkUse()
@@ -357,7 +371,7 @@ class RangeReader:
         if error is not None:
             if isinstance(error, ThrottledError):
                 self._aimd.record_throttle(attempt.sent_seconds, ended_seconds)
-                self._limiter.limit = self._aimd.limit
+                self._limiter.limit = self.ranges.limit = self._aimd.limit
             self.count_failure(fetch, error)
             return
         seconds = ended_seconds - attempt.sent_seconds
@@ -367,8 +381,8 @@ class RangeReader:
         self._aimd.record_completion(
             part.size_bytes,
             seconds,
-            saturated=self._limiter.has_waiters,
+            saturated=self._limiter.has_waiters or self.ranges.has_waiters,
             first_byte_seconds=first_byte_seconds,
         )
-        self._limiter.limit = self._aimd.limit
+        self._limiter.limit = self.ranges.limit = self._aimd.limit
         self.link.record(CompletedRequest(part.size_bytes, seconds, first_byte_seconds))

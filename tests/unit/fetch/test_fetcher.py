@@ -283,10 +283,21 @@ def test_a_bug_in_an_adapter_comes_through_as_itself_and_frees_the_slot() -> Non
         {"hedge_burst": 0},
         {"hedge_after_factor": 0.5},
         {"start_concurrency": 100},
-        {"min_concurrency": 20},
+        {"min_concurrency": 100},
+        {"start_concurrency": 16, "min_concurrency": 20},
         {"split_parts": 0},
     ],
 )
 def test_senseless_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).split("_")[0]):
         FetchConfig(**wrong)
+
+
+def test_small_requests_start_with_more_of_them_in_flight_within_the_bounds() -> None:
+    config = FetchConfig()
+    assert config.start_limit(64 << 20) == config.start_limit(8 << 20) == 16
+    assert config.start_limit(4 << 20) == 32
+    assert config.start_limit(100_000) == config.start_limit(0) == config.max_concurrency
+    assert FetchConfig(max_concurrency=5).start_limit(1) == 5
+    assert FetchConfig(min_concurrency=20).start_limit(8 << 20) == 20
+    assert FetchConfig(start_concurrency=9).start_limit(1) == 9
