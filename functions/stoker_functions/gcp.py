@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Callable[[Any], Any]:
 
     async def invoke(request: Any) -> Any:
         if name in SERVING_HANDLERS:
-            return await handler(request.scope, _deployment())
+            return await handler(request.scope, request.receive, _deployment())
         return await answer_request(handler, await request.body(), _deployment())
 
     invoke.__name__ = name

@@ -1,4 +1,4 @@
-"""Data sets over HTTP: manifests, super-samples and batches for clients without bucket credentials.
+"""Data sets over HTTP: manifests, super-samples, batches and values for clients without bucket credentials.
 
 The platforms' handlers are in :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`. Any ASGI server can serve:
 
@@ -22,6 +22,7 @@ from stoker_functions.serve._messages import (
     asgi_app,
     from_asgi,
     from_lambda_url,
+    receive_asgi,
     to_asgi,
     to_lambda_url,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "asgi_app",
     "from_asgi",
     "from_lambda_url",
+    "receive_asgi",
     "to_asgi",
     "to_lambda_url",
 ]

@@ -1,4 +1,4 @@
-"""Answers to requests: an object of the bucket or a range of it, a redirect to it, or a batch.
+"""Answers to requests: an object of the bucket or a range of it, a redirect to it, ranges of several, or a batch.
 
 A batch has consecutive samples of an epoch, read from several super-samples, as one super-sample file. A service keeps
 manifests of its data sets within a memory limit, and a reader of samples.
@@ -37,6 +37,7 @@ from stoker.errors import (
     PermissionDeniedError,
 )
 from stoker_functions.serve._messages import DatasetRequest, HttpError, Request, Response, is_not_modified, parse_range
+from stoker_functions.serve._values import RangesReader
 
 _log = logging.getLogger("stoker_functions.serve.objects")
 
@@ -106,10 +107,12 @@ class ServedDataset:
 
     Attributes:
         store: store of the data set, without retries.
+        values: reads ranges of super-samples.
     """
 
     def __init__(self, store: Store, config: ServeConfig, manifest_bytes: int) -> None:
         self.store = RetryingStore(store, _NO_RETRIES)
+        self.values = RangesReader(self.store.wrapped, config.answer_bytes)
         self._config, self._manifest_bytes = config, manifest_bytes
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
         self._newest = "", 0  # tag of the pointer object, and the version that it named
@@ -276,6 +279,8 @@ class ServedDatasets:
             async with dataset.raise_not_found():
                 return await dataset.answer_object(request, key, headers)
         manifest = await dataset.manifest(version)
+        if ask.what == "values":
+            return await dataset.values.answer(manifest, ask.ranges)
         headers |= {"Stoker-Version": str(manifest.version)}
         if ask.what == "super-samples":
             if ask.number >= len(manifest):

@@ -14,15 +14,18 @@ date.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.access_token import DATASET_NAME
+from stoker._stores.served_values import MAX_BODY_BYTES, ValueRange, parse_ranges
 from stoker.errors import EventError, StokerError
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
@@ -34,6 +37,7 @@ _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _CHUNK_BYTES = 256 << 10
+_BODY_SECONDS = 10.0
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -50,6 +54,7 @@ class Request:
         path: path as the client sent it or the platform decoded it; it is not decoded (again) here.
         query: query as the client sent it, without the question mark; default empty.
         headers: lower-case header name → value; values of repeated headers are joined by commas. Default empty.
+        body: body of a POST request; of a larger one than any that is answered, only the beginning. Default empty.
 
     Example:
         >>> service = Service(ServeConfig(datasets={"train": "data"}), stoker.open_store)
@@ -62,6 +67,7 @@ class Request:
     path: str
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +149,15 @@ def from_lambda_url(event: Mapping[str, Any]) -> Request:
         method, path = event["requestContext"]["http"]["method"], event["rawPath"]
         query = event.get("rawQueryString", "")
         headers = dict(event.get("headers") or {})
+        text = event.get("body") or ""
+        body = b64decode(text, validate=True) if event.get("isBase64Encoded") else text.encode()
         is_known = event["version"] == "2.0"
     except (LookupError, TypeError, ValueError, AttributeError):
         is_known = False
     if not is_known or not all(isinstance(text, str) for text in (method, path, query, *headers, *headers.values())):
         raise EventError("the event is not a request of payload format 2.0, which function URLs and HTTP APIs send")
     named = {name.lower(): value for name, value in headers.items()}
-    return Request(method=method, path=path, query=query, headers=named)
+    return Request(method=method, path=path, query=query, headers=named, body=body)
 
 
 def to_lambda_url(response: Response) -> dict[str, Any]:
@@ -171,7 +179,9 @@ def to_lambda_url(response: Response) -> dict[str, Any]:
 
 
 def from_asgi(scope: MutableMapping[str, Any]) -> Request:
-    """Return the request of an ASGI scope of type ``http``; the path is the raw one if the server passes it.
+    """Return the request of an ASGI scope of type ``http``, without a body.
+
+    The path is the raw one if the server passes it.
 
     Args:
         scope: scope of one request, as the server passes it to an ASGI application.
@@ -191,6 +201,32 @@ def from_asgi(scope: MutableMapping[str, Any]) -> Request:
         query=scope.get("query_string", b"").decode("latin-1"),
         headers=headers,
     )
+
+
+async def receive_asgi(scope: MutableMapping[str, Any], receive: Receive) -> Request:
+    """Return the request of an ASGI scope of type ``http``, with the body of a POST request.
+
+    A longer body than any that is answered is not received to its end, nor one that takes longer than 10 s.
+
+    Args:
+        scope: scope of one request, as the server passes it to an ASGI application.
+        receive: function that returns the next message of the request, as the server passes it.
+
+    Example:
+        >>> async def app(scope, receive, send):
+        ...     request = await receive_asgi(scope, receive)
+        ...     await to_asgi(Response(status=200, body=request.body))(scope, receive, send)
+    """
+    request = from_asgi(scope)
+    body = bytearray()
+    is_whole = request.method != "POST"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_BODY_SECONDS):
+            while not is_whole and len(body) <= MAX_BODY_BYTES:
+                message = await receive()
+                body += message.get("body", b"")
+                is_whole = not message.get("more_body", False)
+    return replace(request, body=bytes(body[: MAX_BODY_BYTES + 1]))
 
 
 def to_asgi(response: Response) -> AsgiApp:
@@ -241,7 +277,7 @@ def asgi_app(answer: Callable[[Request], Awaitable[Response]]) -> AsgiApp:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
-            await to_asgi(await answer(from_asgi(scope)))(scope, receive, send)
+            await to_asgi(await answer(await receive_asgi(scope, receive)))(scope, receive, send)
         else:
             raise ValueError(f"ASGI scopes of type {scope['type']!r} are not supported, only http and lifespan")
 
@@ -253,7 +289,9 @@ MAX_SIZE = 16_384
 MAX_LANES = 1024
 MAX_WINDOW = 64
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
-_PATH = re.compile(rf"/v1/({DATASET_NAME.pattern})/(manifest|super-samples|batches)(?:/({_NUMBER.pattern}))?", re.ASCII)
+_PATH = re.compile(
+    rf"/v1/({DATASET_NAME.pattern})/(?:(manifest|values)|(super-samples|batches)/({_NUMBER.pattern}))", re.ASCII
+)
 _NUMBERS: Mapping[str, tuple[int, int]] = {
     "version": (1, 999_999_999),
     "size": (1, MAX_SIZE),
@@ -275,12 +313,14 @@ class DatasetRequest:
 
     Attributes:
         dataset: name of the data set.
-        what: ``manifest``, ``super-samples`` or ``batches``: the manifest, one super-sample, or a batch of an epoch.
+        what: ``manifest``, ``super-samples``, ``batches`` or ``values``: the manifest, one super-sample, a batch of an
+            epoch, or ranges of super-samples.
         number: number of the super-sample in the manifest, or position of the batch's first sample in the epoch.
         version: version of the manifest, None for the newest.
         size: number of samples of the batch.
         epoch: number of the epoch, from 0.
         order: order of the epoch.
+        ranges: the requested ranges, in their order; at least one of ``values``, else none.
     """
 
     dataset: str
@@ -290,30 +330,46 @@ class DatasetRequest:
     size: int = 0
     epoch: int = 0
     order: OrderConfig = field(default_factory=OrderConfig)
+    ranges: Sequence[ValueRange] = ()
 
 
 def parse_request(request: Request) -> DatasetRequest:
     """Parse a request.
 
     Raises:
-        HttpError: the method is not GET or HEAD (405), the URL is too long (414), the path is unknown (404), or a
-            parameter is unknown, repeated, missing or out of bounds (400).
+        HttpError: the method is not that of the path (405), the URL is too long (414), the path is unknown (404), or a
+            parameter is unknown, repeated, missing or out of bounds, or the body is malformed (400).
     """
-    if request.method not in ("GET", "HEAD"):
-        raise HttpError(405, "method-not-allowed", "only GET and HEAD are answered", headers={"Allow": "GET, HEAD"})
+    match = _PATH.fullmatch(request.path[: MAX_URL_CHARACTERS + 1])
+    resource = "" if match is None else match[2] or match[3]
+    methods = ("POST",) if resource == "values" else ("GET", "HEAD")
+    if request.method not in methods:
+        allowed = {"Allow": ", ".join(methods)}
+        raise HttpError(405, "method-not-allowed", f"only {' and '.join(methods)} are answered here", headers=allowed)
     if len(request.path) + len(request.query) > MAX_URL_CHARACTERS:
         raise HttpError(414, "too-long", f"path and query have more than {MAX_URL_CHARACTERS} characters")
-    match = _PATH.fullmatch(request.path)
-    if match is None or (match[2] == "manifest") != (match[3] is None):
+    if match is None:
         raise HttpError(
-            404, "not-found", "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
+            404,
+            "not-found",
+            "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER, /v1/NAME/batches/POSITION and /v1/NAME/values",
         )
-    resource = match[2]
     parameters = _parse_parameters(request.query, (*_NUMBERS, "shuffle") if resource == "batches" else ("version",))
     if resource == "batches" and "size" not in parameters:
         raise HttpError(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
+    if resource == "values":
+        parameters["ranges"] = _parse_body(request.body, parameters)
     order = OrderConfig(**{name: parameters.pop(name) for name in _ORDER_PARAMETERS if name in parameters})
-    return DatasetRequest(dataset=match[1], what=resource, number=int(match[3] or 0), order=order, **parameters)
+    return DatasetRequest(dataset=match[1], what=resource, number=int(match[4] or 0), order=order, **parameters)
+
+
+def _parse_body(body: bytes, parameters: Mapping[str, Any]) -> Sequence[ValueRange]:
+    if "version" not in parameters:
+        raise HttpError(400, "bad-parameter", "the parameter version is missing: the manifest whose rows are meant")
+    try:
+        return parse_ranges(body)
+    except ValueError as error:
+        raise HttpError(400, "bad-body", str(error)) from None
 
 
 def _parse_parameters(query: str, names: Sequence[str]) -> dict[str, Any]:

@@ -34,11 +34,12 @@ from stoker_functions.serve._answers import (
 from stoker_functions.serve._messages import (
     AsgiApp,
     HttpError,
+    Receive,
     Request,
     Response,
-    from_asgi,
     from_lambda_url,
     parse_request,
+    receive_asgi,
     to_asgi,
     to_lambda_url,
 )
@@ -158,14 +159,15 @@ async def _serve_url(
     return to_lambda_url(await answer(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
 
 
-async def serve_scope(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
+async def serve_scope(scope: MutableMapping[str, Any], receive: Receive, deployment: Deployment) -> AsgiApp:
     """Answer an ASGI request that the platform has authenticated."""
-    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer(from_asgi(scope)))
+    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer(await receive_asgi(scope, receive)))
 
 
-async def serve_scope_with_token(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
+async def serve_scope_with_token(scope: MutableMapping[str, Any], receive: Receive, deployment: Deployment) -> AsgiApp:
     """Answer a public ASGI request, if it has a valid token."""
-    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer_with_token(from_asgi(scope)))
+    request = await receive_asgi(scope, receive)
+    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer_with_token(request))
 
 
 def create_config(settings: DeploymentSettings, answer_bytes: int) -> ServeConfig:

@@ -51,7 +51,8 @@ def urls(_: Path) -> Iterator[str]:
                 CacheSpec.parse(f"{text}&policy={policy}")
             yield f"cache {text}&policy={policy}"
     for path in ("manifest", "super-samples/0", "batches/0"):
-        yield from (f"request /v1/NAME/{path} with {name}=" for name in _listed_parameters(f"/v1/train/{path}"))
+        yield from (f"request /v1/NAME/{path} with {name}=" for name in _listed_parameters("GET", f"/v1/train/{path}"))
+    yield from (f"request /v1/NAME/values with {name}=" for name in _listed_parameters("POST", "/v1/train/values"))
 
 
 def _listed_settings(text: str) -> list[str]:
@@ -62,9 +63,9 @@ def _listed_settings(text: str) -> list[str]:
     raise AssertionError(f"{text} takes any setting")
 
 
-def _listed_parameters(path: str) -> list[str]:
+def _listed_parameters(method: str, path: str) -> list[str]:
     try:
-        parse_request(Request(method="GET", path=path, query="nothing=1", headers={}))
+        parse_request(Request(method=method, path=path, query="nothing=1", headers={}))
     except HttpError as refusal:
         return str(refusal).rpartition("at most once: ")[2].split(", ")
     raise AssertionError(f"{path} takes any parameter")

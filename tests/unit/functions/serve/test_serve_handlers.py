@@ -58,6 +58,10 @@ def scope(headers: dict[str, str] | None = None) -> dict[str, Any]:
     return {"method": "GET", "path": "/v1/ds/batches/3", "query_string": b"size=4", "headers": pairs}
 
 
+async def receive() -> dict[str, Any]:
+    return {"type": "http.request"}
+
+
 async def status_of(app: Any) -> int:
     sent: list[dict[str, Any]] = []
 
@@ -89,8 +93,8 @@ def test_with_a_token_only_those_that_have_one_are_answered() -> None:
         for headers, status in ((None, 401), (bearer(0), 401), (bearer(int(time.time())), 200)):
             answer = await serve_url_with_token(event(headers), deployment, InvocationDeadline.after(30))
             assert answer["statusCode"] == status
-            assert await status_of(await serve_scope_with_token(scope(headers), deployment)) == status
-        assert await status_of(await serve_scope(scope(), deployment)) == 200
+            assert await status_of(await serve_scope_with_token(scope(headers), receive, deployment)) == status
+        assert await status_of(await serve_scope(scope(), receive, deployment)) == 200
 
     deployed(use)
 

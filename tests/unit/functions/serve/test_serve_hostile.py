@@ -19,8 +19,9 @@ from support.places import with_store
 from support.served_requests import serving, with_service
 
 _PIECES = [
-    "/v1/ds/super-samples/", "/v1/ds/batches/", "/v1/ds/manifest", "/v1/", "ds", "/", "..", "%2e%2e", "%2F", "\\", "\0",
-    "data/", "manifest.safetensors", "0", "7", "99999999999", "-1", "é", "\u0661", "?", "#", ";", "s3://bucket/x",
+    "/v1/ds/super-samples/", "/v1/ds/batches/", "/v1/ds/manifest", "/v1/ds/values", "/v1/", "ds", "/", "..",
+    "%2e%2e", "%2F", "\\", "\0", "data/", "manifest.safetensors", "0", "7", "99999999999", "-1", "é", "\u0661", "?",
+    "#", ";", "s3://bucket/x",
 ]  # fmt: skip
 _PARAMETERS = ["version", "size", "seed", "epoch", "shuffle", "window", "lanes", "key", "..", ""]
 _VALUES = [
@@ -64,6 +65,16 @@ queries = _right_queries | st.lists(
 ).map("&".join)
 headers = st.dictionaries(st.sampled_from(_HEADERS), st.sampled_from(_HEADER_VALUES) | st.text(max_size=20), max_size=3)
 methods = st.sampled_from(["GET", "GET", "GET", "HEAD", "POST"])
+_lines = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300), st.integers(0, 3000)), max_size=5)
+bodies = _lines.map(lambda lines: "".join(f"{row} {start} {end}\n" for row, start, end in lines).encode())
+values = st.builds(
+    Request,
+    method=st.just("POST"),
+    path=st.just("/v1/ds/values"),
+    query=st.just("version=1") | queries,
+    headers=headers,
+    body=bodies | st.binary(max_size=30),
+)
 _OBJECT = re.compile(
     r"(?:get|head) (?:manifest\.safetensors|manifests/[0-9]{8,9}\.safetensors|data/[0-9a-f]{16}/[0-9]{8})"
 )
@@ -76,7 +87,7 @@ def packed() -> tuple[str, Manifest]:
 
 
 @settings(max_examples=300)
-@given(st.builds(Request, method=methods, path=paths, query=queries, headers=headers))
+@given(st.builds(Request, method=methods, path=paths, query=queries, headers=headers, body=bodies) | values)
 def test_every_request_is_answered_and_reads_only_objects_of_the_manifest(request: Request) -> None:
     url, manifest = packed()
     watched = WatchedStore(open_store(url))

@@ -1,0 +1,87 @@
+"""Answers to requests for values: ranges of super-samples, read from the bucket concurrently, as one body."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from stoker._base.task_group import for_each
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.range_reader import RangePart
+from stoker._format.manifest import Manifest
+from stoker._memory.ring import Ring
+from stoker._stores.served_values import ANSWER_BYTES_HEADER, ValueRange
+from stoker.abc import Readable
+from stoker.errors import ObjectChangedError
+from stoker_functions.serve._messages import HttpError, Response
+
+_READS = 64
+_HEDGE_BYTES = 1 << 20  # for each of 2 hedges
+# One late read delays the whole answer, so reads are hedged; waiting is billed, so they are retried for a short time.
+_FETCHES = FetchConfig(
+    deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, start_concurrency=_READS, max_concurrency=_READS
+)
+
+
+class RangesReader:
+    """Reads ranges of one data set's super-samples. Belongs to one event loop; any number of calls may read at once.
+
+    Args:
+        store: store of the data set, without retries.
+        answer_bytes: size of the largest body that the platform sends.
+    """
+
+    def __init__(self, store: Readable, answer_bytes: int) -> None:
+        self._answer_bytes = answer_bytes
+        self._fetcher = Fetcher(
+            store,
+            ring=Ring(1, 1),  # holds nothing: hedges have memory of their own
+            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+            config=_FETCHES,
+            small_hedge_bytes=_HEDGE_BYTES,
+        )
+
+    async def answer(self, manifest: Manifest, ranges: Sequence[ValueRange]) -> Response:
+        """Return the response with the bytes of all ranges, in their order. The client verifies them.
+
+        Raises:
+            HttpError: a range is not within its super-sample (404, 416), all together are larger than an answer (413),
+                or an object has changed since it was packed (412).
+            StoreError: a range could not be read.
+        """
+        said = {ANSWER_BYTES_HEADER: str(self._answer_bytes), "Stoker-Version": str(manifest.version)}
+        _check_ranges(manifest, ranges)
+        *offsets, size_bytes = accumulate((part.end - part.start for part in ranges), initial=0)
+        if size_bytes > self._answer_bytes:
+            limit = f"the ranges have {size_bytes} bytes, and one answer has at most {self._answer_bytes}"
+            raise HttpError(413, "too-large", f"{limit}: ask for fewer", headers=said)
+        body = bytearray(size_bytes)
+
+        async def read(number: int) -> None:
+            row, start, end = ranges[number]
+            ref, part = manifest.ref(row), RangePart(start, end, offsets[number])
+            await self._fetcher.fetch_ranges(ref, [part], into=memoryview(body), verify=_accept)
+
+        try:
+            await for_each(range(len(ranges)), read, concurrency=min(len(ranges), _READS))
+        except ObjectChangedError as error:
+            raise HttpError(412, "changed", "a super-sample was overwritten since it was packed") from error
+        headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store", **said}
+        return Response(status=200, headers=headers, body=body)
+
+
+def _accept(_: Any) -> None:
+    """Accept any bytes: only the client has the checksums."""
+
+
+def _check_ranges(manifest: Manifest, ranges: Sequence[ValueRange]) -> None:
+    sizes = manifest.rows.size_bytes
+    for row, _, end in ranges:
+        if row >= len(sizes):
+            raise HttpError(404, "no-such-super-sample", f"there are super-samples 0 to {len(sizes) - 1}")
+        if end > sizes[row]:
+            raise HttpError(416, "bad-range", f"super-sample {row} has {sizes[row]} bytes: a range ends at {end}")
