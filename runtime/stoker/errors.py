@@ -48,6 +48,7 @@ __all__ = [
     "ObjectChangedError",
     "ObjectDamagedError",
     "ObjectTruncatedError",
+    "OutdatedFunctionWarning",
     "PackError",
     "PermissionDeniedError",
     "PreconditionFailedError",
@@ -296,6 +297,10 @@ class ChecksumError(TransientError):
 
 class CopiedBucketWarning(UserWarning):
     """Objects have the manifest's bytes but other ETags or generations, because the bucket was copied."""
+
+
+class OutdatedFunctionWarning(UserWarning):
+    """The function that serves a data set is older than this client, and lacks a request that makes reading faster."""
 
 
 class SpendingWarning(UserWarning):

@@ -64,6 +64,19 @@ def test_a_google_account_suffices_to_train_from_the_function(url: str, monkeypa
     assert all((batch["image"][:, -1] == batch["x"]).all() for batch in batches)
 
 
+def test_full_beyond_memory_takes_one_request_for_several_values(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        machine_account(monkeypatch, lambda: IDENTITY),
+        Loader(
+            f"stoker+{url}/v1/train", batch_size=2, shuffle="full", memory=3 << 20, epochs=2, options=GOOGLE
+        ) as loader,
+    ):
+        batches = [batch for _ in range(2) for batch in loader]
+        assert loader.stats().get_requests <= len(batches) * 1.02
+    assert sorted(number for batch in batches for number in batch["x"].tolist()) == sorted([*range(SAMPLES)] * 2)
+    assert all((batch["image"][:, -1] == batch["x"]).all() for batch in batches)
+
+
 def test_an_account_refused_by_the_platform_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with machine_account(monkeypatch, lambda: "MARKER-of-another"), pytest.raises(PermissionError) as caught:
         stoker.open(f"stoker+{url}/v1/train", options=GOOGLE)

@@ -72,6 +72,18 @@ def test_aws_credentials_suffice_to_train_from_the_function_and_its_redirects(
     assert "verified 1 super-sample" in capsys.readouterr().err
 
 
+def test_full_beyond_memory_takes_one_signed_request_for_several_values(
+    clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter(monkeypatch, TRAINER)
+    before = clouds[1].statistics()["stoker-serve"].invocations
+    with Loader(served, batch_size=2, shuffle="full", memory=5 << 20, epochs=2, options=AWS) as loader:
+        batches = [batch for _ in range(2) for batch in loader]
+    assert clouds[1].statistics()["stoker-serve"].invocations - before <= len(batches) * 1.02
+    assert sorted(number for batch in batches for number in batch["x"].tolist()) == sorted([*range(SAMPLES)] * 2)
+    assert all((batch["image"][:, 0] == batch["x"]).all() for batch in batches)
+
+
 @pytest.mark.parametrize("key", [WRONG, GONE], ids=["wrong", "expired"])
 def test_invalid_credentials_are_reported_and_start_no_function(
     clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch, key: KeyPair

@@ -56,7 +56,10 @@ def test_the_commands_of_the_page_work_with_what_is_served_and_with_redirects(
         {"train": url}, options, answer_bytes=9000, token_keys=TokenKeys.parse(keys), with_token=True
     ) as hosted:
         run("bash", "-ec", reading, folder=tmp_path, STOKER_URL=hosted.url, STOKER_TOKEN=token)
-        assert hosted.statuses == [200, 307, 206, 200]
+        assert hosted.statuses == [200, 307, 206, 200, 200]
+    first = (tmp_path / "first.safetensors").read_bytes()
+    values = (tmp_path / "values.bin").read_bytes()
+    assert (len(values), values[:512]) == (1536, first[1024:1536])
     assert (tmp_path / "stoker.curl").stat().st_mode & 0o077 == 0
     assert (tmp_path / "head.bin").read_bytes() == (tmp_path / "first.safetensors").read_bytes()[:1024]
     assert load_file(tmp_path / "batch.safetensors")["x"].shape == (32,)

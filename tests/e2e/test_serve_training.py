@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -13,7 +14,7 @@ import pytest
 import stoker
 from stoker import FetchConfig, Order, OrderConfig, ServedOptions, cli
 from stoker._stores.access_token import Grant
-from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
+from stoker.errors import BucketNotFoundError, CredentialsError, OutdatedFunctionWarning, PermissionDeniedError
 from stoker_functions.serve import HttpError, Request, Response, TokenKeys
 from stoker_local import LocalBucket
 from stoker_torch import Loader
@@ -51,10 +52,90 @@ def test_an_epoch_over_redirects_to_the_bucket_is_the_orders(local_bucket: Local
         assert hosted.statuses.count(307) >= len(loader.manifest)
 
 
+SMALL_BUDGET = 11 << 20  # for less than half of the samples of ``pack_beyond_memory``
+
+
+def pack_beyond_memory() -> str:
+    """Pack 24 MB of samples with two large columns, one ragged, in 24 super-samples, and return the URL."""
+    url, rng = "memory://served-full/ds", np.random.default_rng(0)
+    schema = {"x": stoker.Array("int64"), "text": stoker.Bytes(), "image": stoker.Array("uint8", (40, 100))}
+    with stoker.Packer(url, schema=schema, super_sample_bytes=1 << 20) as packer:
+        for number in range(3000):
+            image = rng.integers(0, 256, (40, 100), np.uint8)
+            packer.write({"x": number, "text": rng.bytes(int(rng.integers(0, 8000))), "image": image})
+    return url
+
+
+def read_full(url: str) -> tuple[list[bytes], list[str]]:
+    """Return the bytes of each batch of two epochs of ``full``, and the warnings."""
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        Loader(url, batch_size=64, shuffle="full", seed=5, epochs=2, memory=SMALL_BUDGET) as loader,
+    ):
+        warnings.simplefilter("always")
+        batches = [
+            b"".join([*batch["text"], batch["x"].numpy().tobytes(), batch["image"].numpy().tobytes()])
+            for _ in range(2)
+            for batch in loader
+        ]
+        return batches, [str(warning.message) for warning in caught if warning.category is OutdatedFunctionWarning]
+
+
+def refuse_post(request: Request, _before: int, response: Response) -> Response:
+    """Answer as functions of versions that have no request for values."""
+    if request.method != "POST":
+        return response
+    return HttpError(405, "method-not-allowed", "only GET and HEAD are answered").response()
+
+
+@pytest.fixture(scope="module")
+def beyond_memory() -> tuple[str, list[bytes]]:
+    """A data set, and its batches as read from where it is packed."""
+    url = pack_beyond_memory()
+    return url, read_full(url)[0]
+
+
+def test_full_beyond_memory_takes_at_most_one_request_a_batch(beyond_memory: tuple[str, list[bytes]]) -> None:
+    url, wanted = beyond_memory
+    with running_service({"train": url}) as hosted:
+        batches, warned = read_full(hosted.dataset("train"))
+        assert batches == wanted
+        assert len(hosted.requests) <= len(batches) * 1.02
+        assert {request.path.rpartition("/")[2] for request in hosted.requests} == {"manifest", "values"}
+        assert not warned
+
+
+def test_batches_larger_than_an_answer_take_several_requests(beyond_memory: tuple[str, list[bytes]]) -> None:
+    url, wanted = beyond_memory
+    with running_service({"train": url}, answer_bytes=100_000) as hosted:
+        assert read_full(hosted.dataset("train"))[0] == wanted
+        answers = sum(request.method == "POST" for request in hosted.requests)
+        assert 2 * 24_000_000 / 100_000 <= answers <= 3 * 24_000_000 / 100_000, "two epochs of 24 MB"
+        assert 413 not in hosted.statuses[3:], "the limit is known from the first answer on"
+
+
+def test_a_function_that_has_no_request_for_values_is_read_by_ranges(beyond_memory: tuple[str, list[bytes]]) -> None:
+    url, wanted = beyond_memory
+    with running_service({"train": url}, spoil=refuse_post) as hosted:
+        batches, warned = read_full(hosted.dataset("train"))
+        assert batches == wanted
+        assert len(warned) == 1
+        assert "deploy the function of this version" in warned[0]
+        assert [request.method for request in hosted.requests].count("POST") == 1
+        assert hosted.statuses.count(206) > len(batches)
+
+
+def test_full_beyond_memory_is_exact_over_a_service_that_fails(beyond_memory: tuple[str, list[bytes]]) -> None:
+    url, wanted = beyond_memory
+    with running_service({"train": url}, spoil=fail_at_first) as hosted:
+        assert read_full(hosted.dataset("train"))[0] == wanted
+        assert 503 in hosted.statuses
+
+
 def fail_at_first(request: Request, before: int, response: Response) -> Response:
     """Refuse first requests, truncate their bytes, or flip a bit of them."""
     body = bytes(response.body)
-    way = crc32(f"{request.path} {request.headers.get('range')}".encode()) % 4
+    way = crc32(f"{request.path} {request.headers.get('range')}".encode() + request.body) % 4
     if before or way == 0 or response.status >= 400:
         return response
     if way == 1 or len(body) < 2:

@@ -26,6 +26,7 @@ from stoker._order.steps import PlannedStep, PositionRange
 from stoker._order.units import Units
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
 from stoker.testing import run_virtual
+from support.batching_store import BatchingStore
 from support.fault_profiles import faulty_profile
 from support.faulty_store import FAULTS, FaultyStore, StoreProfile
 from support.packed_objects import packed_objects, value_at
@@ -52,7 +53,7 @@ class Run:
     order = OrderConfig(shuffle="full", seed=1)
 
     def __init__(self, seed: int, profile: StoreProfile | None = None, **config: Any) -> None:
-        self.store = FaultyStore(OBJECTS, profile=profile or StoreProfile(), seed=seed)
+        self.store = self.create_store(profile or StoreProfile(), seed)
         self.ring = self.create_ring()
         self.fetcher = Fetcher(
             self.store,
@@ -66,6 +67,9 @@ class Run:
         self.reading = self.create_reader(limits)
         self.items: list[Item[Any]] = []
         self.delivered: list[int] = []
+
+    def create_store(self, profile: StoreProfile, seed: int) -> FaultyStore:
+        return FaultyStore(OBJECTS, profile=profile, seed=seed)
 
     def create_ring(self) -> Ring:
         return Ring(4, SLOT_BYTES)
@@ -116,6 +120,15 @@ class Run:
         return (now.free, self.store.active, self.fetcher._reader._limiter.held) == (self.ring.slots, 0, 0)
 
 
+class BatchRun(Run):
+    """One epoch of groups, each read by one request."""
+
+    store: BatchingStore
+
+    def create_store(self, profile: StoreProfile, seed: int) -> BatchingStore:
+        return BatchingStore(OBJECTS, profile=profile, seed=seed)
+
+
 class UnitRun(Run):
     """One epoch of units in a window of 8, in memory for about ten units."""
 
@@ -129,7 +142,7 @@ class UnitRun(Run):
         return UnitReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, UNITS)
 
 
-@pytest.mark.parametrize("kind", [Run, UnitRun])
+@pytest.mark.parametrize("kind", [Run, UnitRun, BatchRun])
 def test_random_faults_spoil_no_value_and_leave_nothing(kind: type[Run]) -> None:
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
@@ -176,7 +189,7 @@ def spoil(run: Run, row: int, place: int) -> str:
     return key
 
 
-@pytest.mark.parametrize("kind", [Run, UnitRun])
+@pytest.mark.parametrize("kind", [Run, UnitRun, BatchRun])
 def test_a_value_spoilt_at_rest_is_an_error_that_names_object_column_and_row(kind: type[Run]) -> None:
     run = kind(0)
     key = spoil(run, 2, -1)
@@ -246,7 +259,7 @@ def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
     assert run.leaves_nothing()
 
 
-@pytest.mark.parametrize("kind", [Run, UnitRun])
+@pytest.mark.parametrize("kind", [Run, UnitRun, BatchRun])
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
 def test_cancelling_at_any_time_leaves_nothing(kind: type[Run], seconds: float) -> None:
     run = kind(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))

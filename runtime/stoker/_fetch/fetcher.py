@@ -12,9 +12,11 @@ from functools import partial
 from itertools import pairwise
 from typing import NoReturn
 
+from stoker._base.batch_read import BatchLimits, BatchReadable, BatchRefusedError
 from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.fetch_record import Phase, mark_wasted, start_activity
-from stoker._base.task_group import Limiter, task_group
+from stoker._base.task_group import Limiter, for_each, for_each_in_turn, task_group
+from stoker._fetch.batch_fetch import BatchFetch, ObjectPart, split_batches
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
@@ -33,7 +35,7 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["FetchConfig", "Fetcher", "RangePart"]
+__all__ = ["FetchConfig", "Fetcher", "ObjectPart", "RangePart"]
 
 _log = logging.getLogger("stoker")
 
@@ -93,6 +95,12 @@ class Fetcher:
         )
         self.tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
         self._use_tags = True
+        self._batches = store if isinstance(store, BatchReadable) else None
+
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """Limits of a request for ranges of several objects; None if the store has no such request."""
+        return None if self._batches is None else self._batches.batch_limits
 
     @property
     def useful_fraction(self) -> float:
@@ -220,6 +228,65 @@ class Fetcher:
         if fetch.tag != sent_tag:
             self._accept_copies(fetch)
         self._counters.count_delivery(fetch.size_bytes)
+
+    async def fetch_parts(
+        self,
+        parts: Sequence[ObjectPart],
+        *,
+        into: memoryview,
+        verify: Callable[[int], None],
+        limits: BatchLimits,
+        urgent: bool = False,
+    ) -> None:
+        """Read ranges of several objects into the caller's memory, by one request for as many as the store allows.
+
+        ``verify(number)`` is called for each part that was read, and raises ChecksumError if its bytes in ``into`` are
+        wrong. Such parts are read again, by requests of their own, and so are those of a request that the store
+        refuses. When the call ends in any way, no transport writes to the memory.
+
+        Raises:
+            StoreError: a part could not be read; see :meth:`fetch_ranges`.
+        """
+
+        async def read_part(number: int) -> None:
+            ref, part = parts[number]
+            ranges = self.split(part, urgent=urgent)
+            await self.fetch_ranges(ref, ranges, into=into, verify=lambda _: verify(number), urgent=urgent)
+
+        async def read_run(run: range) -> None:
+            left: Sequence[int] = run
+            if len(run) > 1:
+                batch = [parts[number] for number in run]
+                fetch = BatchFetch.of(
+                    self._store.url, batch, into, lambda number: verify(run.start + number), urgent=urgent
+                )
+                left = [run.start + number for number in await self._fetch_batch(fetch)]
+            if left:
+                await for_each_in_turn(left, read_part, self.ranges, urgent=urgent)
+
+        runs = split_batches(parts, limits)
+        await for_each(runs, read_run, concurrency=min(len(runs), self.config.max_concurrency))
+
+    async def _fetch_batch(self, fetch: BatchFetch) -> Sequence[int]:
+        """Read the parts of a batch by one request; return the numbers of those to read by requests of their own."""
+        try:
+            async with fetch.deadline:
+                await self._reader.read(fetch, fetch.part)
+        except BatchRefusedError:
+            return range(len(fetch.parts))
+        except (TimeoutError, StokerError) as error:
+            self._counters.failed += 1
+            self._raise_final(fetch, error)
+        with start_activity(fetch.ref.key, Phase.VERIFY):
+            wrong = [number for number in range(len(fetch.parts)) if not fetch.is_right(number)]
+        for number in wrong:
+            key = fetch.parts[number].ref.key
+            self._counters.checksum_failures += 1
+            self._reader.count_failure(fetch, ChecksumError(f"{key}: a value in a batch is not what was packed"))
+            self._counters.retries[ChecksumError.__name__] += 1
+        wrong_bytes = sum(fetch.parts[number].part.size_bytes for number in wrong)
+        self._counters.count_delivery(fetch.size_bytes - wrong_bytes)
+        return wrong
 
     def _classify_failure(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
         """Decide what follows a failed read; raise if another read cannot help.

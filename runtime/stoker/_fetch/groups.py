@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
-from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.range_plan import (
     MAX_GROUP_SAMPLES,
@@ -31,10 +31,10 @@ from stoker._fetch.range_plan import (
     forecast_groups,
     read_values,
 )
-from stoker._fetch.super_samples import fetch_head
+from stoker._fetch.super_samples import fetch_head, open_head, verify_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
-from stoker._format.supersample import CHECKSUMS, is_small
+from stoker._format.supersample import CHECKSUMS, Head, is_small
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import RankStep, Sharding
@@ -177,15 +177,27 @@ class HeadMemory:
         return int(_head_offsets(manifest)[-1]) + tables * 8 * (len(manifest) + 1)
 
     async def load(self, fetcher: Fetcher) -> None:
-        """Read and verify all heads, as many at once as the fetcher allows. Idempotent.
+        """Read and verify all heads, as many at once as the fetcher allows, or several by one request. Idempotent.
 
         Raises:
             StoreError: a head could not be read.
             FormatError: a head does not match the manifest.
         """
         missing = np.flatnonzero(~self._is_loaded).tolist()
-        concurrency = min(len(missing), fetcher.config.max_concurrency)
-        await for_each(missing, partial(self.load_head, fetcher), concurrency=concurrency)
+        if (limits := fetcher.batch_limits) is None:
+            concurrency = min(len(missing), fetcher.config.max_concurrency)
+            await for_each(missing, partial(self.load_head, fetcher), concurrency=concurrency)
+            return
+        memory, manifest = self._allocate(), self._manifest
+
+        def accept(number: int) -> None:
+            row = missing[number]
+            data = self._head_memory(memory, row)[: int(manifest.rows.head_bytes[row])]
+            verify_head(manifest, row, data)
+            self._add(row, open_head(manifest, row, data))
+
+        parts = [self._head_part(memory, row) for row in missing]
+        await fetcher.fetch_parts(parts, into=memory, verify=accept, limits=limits, urgent=True)
 
     async def load_head(self, fetcher: Fetcher, row: int) -> None:
         """Read and verify the head of a super-sample, by manifest row. Idempotent; calls at the same time read once.
@@ -206,11 +218,25 @@ class HeadMemory:
                 ended.set()
 
     async def _read(self, fetcher: Fetcher, row: int) -> None:
+        into = self._head_memory(self._allocate(), row)
+        self._add(row, await fetch_head(fetcher, self._manifest, row, into, urgent=True))
+
+    def _allocate(self) -> memoryview:
         if self._memory is None:
             self._memory = anonymous_memory(int(self._head_offsets[-1]))
             self._starts = {tensor: np.empty(len(self._manifest), np.int64) for tensor in _tensor_names(self._columns)}
-        into = self._memory[int(self._head_offsets[row]) : int(self._head_offsets[row + 1])]
-        head = await fetch_head(fetcher, self._manifest, row, into, urgent=True)
+        return self._memory
+
+    def _head_memory(self, memory: memoryview, row: int) -> memoryview:
+        return memory[int(self._head_offsets[row]) : int(self._head_offsets[row + 1])]
+
+    def _head_part(self, memory: memoryview, row: int) -> ObjectPart:
+        """Return the part to read for a head: up to the next head in memory, so that one request reads several."""
+        ref = self._manifest.ref(row)
+        end = min(ref.size_bytes, self._head_memory(memory, row).nbytes)
+        return ObjectPart(ref, RangePart(0, end, int(self._head_offsets[row])))
+
+    def _add(self, row: int, head: Head) -> None:
         for tensor, table in self._starts.items():
             table[row] = head.starts[tensor]
         self._is_loaded[row] = True
@@ -347,7 +373,7 @@ class SampleGroupReader(RangedGroupReader):
 
     def forecast(self, order: OrderConfig, partition: Sharding) -> ReadForecast:
         """Return the expected requests and bytes of the rank's first epoch, which also reads the heads."""
-        return forecast_groups(self._manifest, self.columns, self._limits, partition)
+        return forecast_groups(self._manifest, self.columns, self._limits, partition, self._fetcher.batch_limits)
 
     def steps(self, positions: PositionRange) -> GroupSteps:
         """Return the steps of a range of the order."""
@@ -370,5 +396,8 @@ class SampleGroupReader(RangedGroupReader):
         with ring.fill_slot(f"{len(ref)} samples", 0) as slot:
             values = self._values(ref)
             into = ring.view(slot, ring.slot_bytes)
-            await self._read(slot, values, values.plan(self._limits), into, ring.offset(slot), urgent=urgent)
+            await self._read(slot, values, self._plan(values), into, ring.offset(slot), urgent=urgent)
         return slot
+
+    def _plan(self, values: ValueRanges) -> ReadPlan:
+        return values.plan(self._limits.within_batches(values.size_bytes, self._fetcher.batch_limits))

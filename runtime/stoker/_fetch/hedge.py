@@ -226,9 +226,8 @@ class HedgePolicy:
         """
         room_bytes = self._config.hedge_burst * self._small_bytes - self._small_used_bytes
         is_small = size_bytes <= min(self._small_bytes, room_bytes)
-        if not (is_small or self._ring.can_spare(size_bytes)) or not self.budget.spend(hedges):
+        if not (is_small or self._ring.can_spare(size_bytes)) or not self.spend(hedges):
             return None
-        self._counters.hedges += 1
         if is_small:
             self._small_used_bytes += size_bytes
             borrowed.callback(self._return_small, size_bytes)
@@ -237,6 +236,12 @@ class HedgePolicy:
         assert slot is not None  # noqa: S101 - the ring has spare slots, and no other task ran since the check
         borrowed.callback(self._ring.abort, slot)
         return self._ring.view(slot, size_bytes)
+
+    def spend(self, hedges: int) -> bool:
+        """Take a hedge of a request that was hedged ``hedges`` times from the budget; return False if it has none."""
+        is_allowed = self.budget.spend(hedges)
+        self._counters.hedges += is_allowed
+        return is_allowed
 
     def _return_small(self, size_bytes: int) -> None:
         self._small_used_bytes -= size_bytes

@@ -9,15 +9,16 @@ there is room for the unused bytes: the smallest gaps are merged first. :func:`r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.batch_read import BatchLimits
 from stoker._base.checksum import crc32c
 from stoker._base.task_group import for_each_in_turn
 from stoker._fetch.config import GAP_BYTES
-from stoker._fetch.fetcher import Fetcher, RangePart
+from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
@@ -54,6 +55,18 @@ class ReadLimits:
     def payload_bytes(self) -> int:
         """Maximum bytes of values in a group, half a slot; the rest is for gaps. One larger value may exceed it."""
         return self.slot_bytes // 2
+
+    def within_batches(self, size_bytes: int, batch_limits: BatchLimits | None) -> ReadLimits:
+        """Return the limits with which gaps between values of ``size_bytes`` add no request.
+
+        Args:
+            size_bytes: size of all values, in bytes.
+            batch_limits: limits of a request for several ranges; None if each range is a request.
+        """
+        if batch_limits is None:
+            return self
+        room_bytes = -(-size_bytes // batch_limits.size_bytes) * batch_limits.size_bytes
+        return replace(self, slot_bytes=min(self.slot_bytes, room_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -198,29 +211,39 @@ async def read_values(
 ) -> NDArray[np.int64]:
     """Read values as planned and return the offset of each in ``into``, ``int64 [columns, samples]``.
 
-    Each range has its own retries and deadline. When the call ends in any way, nothing writes to ``into`` any more.
+    Each range is a request with its own retries and deadline, unless the store reads several by one. When the call
+    ends in any way, nothing writes to ``into`` any more.
 
     Raises:
         StoreError: a range could not be read; names object, column and row if a checksum is wrong.
     """
     sizes, checksums = (values.ends - values.starts).ravel(), values.checksums.ravel()
 
-    async def read(number: int) -> None:
+    def range_part(number: int) -> ObjectPart:
         ref = manifest.ref(int(reads.objects[number]))
         part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
+        return ObjectPart(ref, part)
+
+    def verify(number: int) -> None:
         held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
+        extents = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
+        for address, size, value in extents:
+            if crc32c(into[address : address + size]) != checksums[value]:
+                column, place = divmod(value, len(values.samples))
+                name, row = values.columns[column], values.samples.rows[place]
+                key = manifest.key(int(reads.objects[number]))
+                raise ChecksumError(f"{key}: column {name!r} of row {row} is not what was packed")
 
-        def verify(data: memoryview) -> None:
-            extents = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
-            for address, size, value in extents:
-                if crc32c(data[address : address + size]) != checksums[value]:
-                    column, place = divmod(value, len(values.samples))
-                    name, row = values.columns[column], values.samples.rows[place]
-                    raise ChecksumError(f"{ref.key}: column {name!r} of row {row} is not what was packed")
+    async def read(number: int) -> None:
+        ref, part = range_part(number)
+        ranges = fetcher.split(part, urgent=urgent)
+        await fetcher.fetch_ranges(ref, ranges, into=into, verify=lambda _: verify(number), urgent=urgent)
 
-        await fetcher.fetch_ranges(ref, fetcher.split(part, urgent=urgent), into=into, verify=verify, urgent=urgent)
-
-    await for_each_in_turn(range(len(reads)), read, fetcher.ranges, urgent=urgent)
+    if (limits := fetcher.batch_limits) is None:
+        await for_each_in_turn(range(len(reads)), read, fetcher.ranges, urgent=urgent)
+    else:
+        parts = [range_part(number) for number in range(len(reads))]
+        await fetcher.fetch_parts(parts, into=into, verify=verify, limits=limits, urgent=urgent)
     return reads.addresses.reshape(values.starts.shape)
 
 
@@ -254,9 +277,15 @@ def count_units_read(manifest: Manifest, order: OrderConfig, partition: Sharding
 
 
 def forecast_groups(
-    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Sharding
+    manifest: Manifest,
+    columns: Mapping[str, Column],
+    limits: ReadLimits,
+    partition: Sharding,
+    batch_limits: BatchLimits | None = None,
 ) -> ReadForecast:
     """Return the expected reads of a rank's samples in a random order, by ranges, and of all heads once.
+
+    With ``batch_limits``, one request reads several ranges.
 
     Every group is assumed to need the same reads as one group that is drawn at random and planned. Rows of ragged
     columns are assumed to have the mean size; the smaller groups at the start of a run are not considered.
@@ -271,12 +300,22 @@ def forecast_groups(
     for number, row_bytes in enumerate(rows.values()):
         values[:, number] = column_starts[objects] + np.array([places, places + 1]) * row_bytes
         column_starts += manifest.rows.samples * row_bytes
+    limits = limits.within_batches(int((values[1] - values[0]).sum()), batch_limits)
     reads = plan_reads(np.tile(objects, len(rows)), values[0].ravel(), values[1].ravel(), limits)
     groups = samples / group
+    head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
+    group_requests = _count_requests(len(reads), reads.size_bytes, batch_limits)
+    head_requests = _count_requests(len(manifest), head_bytes, batch_limits)
     return ReadForecast(
-        requests=round(groups * len(reads)) + len(manifest),
-        size_bytes=round(groups * reads.size_bytes) + int(manifest.rows.head_bytes.sum(dtype=np.int64)),
+        requests=round(groups * group_requests) + head_requests,
+        size_bytes=round(groups * reads.size_bytes) + head_bytes,
     )
+
+
+def _count_requests(ranges: int, size_bytes: int, batch_limits: BatchLimits | None) -> int:
+    if batch_limits is None:
+        return ranges
+    return min(ranges, max(-(-size_bytes // batch_limits.size_bytes), -(-ranges // batch_limits.ranges)))
 
 
 def _samples_per_group(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> int:

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import ClassVar
 
 from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
@@ -23,6 +24,7 @@ from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy
 from stoker._fetch.race import Attempt, Race, RaceWatch
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
+    ConnectionLostError,
     DeadlineError,
     FetchError,
     ObjectChangedError,
@@ -65,6 +67,8 @@ class ObjectFetch:
     """State of one object's fetch, shared by all its requests.
 
     Attributes:
+        shares_memory: whether a hedge may share the memory of late requests while no response has begun. Otherwise,
+            only hedges for which there is other memory are sent.
         ref: the object.
         name: URL of the object, for messages.
         into: the caller's memory for the bytes.
@@ -81,6 +85,8 @@ class ObjectFetch:
         last_error: error of the last failed request; None if there was none.
     """
 
+    shares_memory: ClassVar[bool] = False
+
     ref: ObjectRef
     name: str
     into: memoryview
@@ -94,6 +100,12 @@ class ObjectFetch:
     failed_reads: int = 0
     change_error: ObjectChangedError | None = None
     last_error: StoreError | None = None
+
+    def request(
+        self, store: Readable, part: RangePart, into: memoryview, begun: Callable[[], None]
+    ) -> Awaitable[ObjectInfo]:
+        """Send a request for a part; ``begun`` is called when its response begins."""
+        return store.get_range(self.ref.key, part.start, part.end, into=into, tag=self.tag, begun=begun)
 
     def check_size(self, info: ObjectInfo) -> None:
         """Raise ObjectTruncatedError if the object is shorter than the pinned one, ObjectChangedError if longer."""
@@ -234,8 +246,8 @@ class RangeReader:
     async def _race(self, fetch: ObjectFetch, part: RangePart, span: Activity) -> StoreError | None:
         """Send a request and, while the requests are late, hedges; return the error if none succeeds.
 
-        When the first response begins, the requests that still wait are ended, before they transfer bytes. Each
-        request has its own memory, and has ended before the memory is used for anything else.
+        When the first response begins, the requests that still wait are ended, before they transfer bytes. So those
+        that share memory never write to it at the same time, and all have ended before it is used for anything else.
         """
         into = fetch.into[part.offset : part.offset + part.size_bytes]
         now_seconds = asyncio.get_running_loop().time()
@@ -296,7 +308,11 @@ class RangeReader:
         )
         if look_seconds > 0.0:
             return look_seconds
-        data = self._hedges.borrow_buffer(part.size_bytes, race.borrowed, len(race.attempts) - 1)
+        hedges = len(race.attempts) - 1
+        if race.fetch.shares_memory and not any(attempt.has_begun for attempt in race.attempts):
+            data = race.attempts[0].into if self._hedges.spend(hedges) else None
+        else:
+            data = self._hedges.borrow_buffer(part.size_bytes, race.borrowed, hedges)
         if data is not None:
             self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
             race.borrowed.callback(self._limiter.release)
@@ -333,15 +349,13 @@ class RangeReader:
         fetch.requests += 1
 
         def begun() -> None:
+            if attempt.is_stopped:  # it may share its memory with the faster request
+                raise ConnectionLostError(f"{fetch.name}: the request was ended before its response began")
             race.begin(attempt, loop.time())
             self._hedges.times.observe_first_byte(loop.time() - attempt.sent_seconds)
 
         try:
-            fetch.check_size(
-                await self._store.get_range(
-                    fetch.ref.key, part.start, part.end, into=attempt.into, tag=fetch.tag, begun=begun
-                )
-            )
+            fetch.check_size(await fetch.request(self._store, part, attempt.into, begun))
             race.succeed(attempt)
         except StoreError as error:
             attempt.error = error

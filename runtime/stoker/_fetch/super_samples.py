@@ -62,15 +62,18 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
         FormatError: the data is not a head, or does not match the manifest.
     """
     size_bytes = int(manifest.rows.head_bytes[row])
-    expected = int(manifest.rows.head_crc32c[row])
     ref, data = manifest.ref(row), into[:size_bytes]
-
-    def verify(data: memoryview) -> None:
-        if (checksum := crc32c(data)) != expected:
-            raise ChecksumError(f"{ref.key}: its head has crc32c {checksum:08x}, the manifest says {expected:08x}")
-
+    verify = partial(verify_head, manifest, row)
     await fetcher.fetch_ranges(ref, [RangePart(0, size_bytes, 0)], into=data, verify=verify, urgent=urgent)
     return open_head(manifest, row, data)
+
+
+def verify_head(manifest: Manifest, row: int, data: memoryview) -> None:
+    """Raise ChecksumError unless ``data`` has the checksum of a head in the manifest."""
+    expected = int(manifest.rows.head_crc32c[row])
+    if (checksum := crc32c(data)) != expected:
+        key = manifest.key(row)
+        raise ChecksumError(f"{key}: its head has crc32c {checksum:08x}, the manifest says {expected:08x}")
 
 
 def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:

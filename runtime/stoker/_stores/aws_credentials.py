@@ -181,9 +181,11 @@ class AwsServedCredentials(AwsCredentials):
             )
         self._region = region
 
-    def headers(self, url: str, headers: Mapping[str, str], credentials: AwsKeys) -> Mapping[str, str]:
-        """Return the headers with a signature over them and the URL: AWS Signature Version 4, by botocore."""
-        request = AWSRequest(method="GET", url=url, headers=dict(headers))
+    def headers(
+        self, url: str, headers: Mapping[str, str], credentials: AwsKeys, data: bytes | None = None
+    ) -> Mapping[str, str]:
+        """Return the headers with a signature over them, URL and body: AWS Signature Version 4, by botocore."""
+        request = AWSRequest(method="GET" if data is None else "POST", url=url, headers=dict(headers), data=data)
         SigV4Auth(credentials.keys, "lambda", self._region).add_auth(request)
         return dict(request.headers.items())
 

@@ -195,7 +195,9 @@ class GoogleServedCredentials(IdentityTokens):
         # The audience of tokens is the URL without /v1/NAME.
         super().__init__(url.rsplit("/", 2)[0], options.service_account, other_remedies)
 
-    def headers(self, _url: str, headers: Mapping[str, str], credentials: str) -> Mapping[str, str]:
+    def headers(
+        self, _url: str, headers: Mapping[str, str], credentials: str, _data: bytes | None = None
+    ) -> Mapping[str, str]:
         """Return the headers with the token."""
         return {**headers, "Authorization": f"Bearer {credentials}"}
 

@@ -9,13 +9,14 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from stoker._base.batch_read import BatchLimits, BatchReadable, ObjectRange
 from stoker._base.fields import make_printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
 from stoker._base.upload import ObjectUpload, PartWritable
@@ -33,6 +34,7 @@ from stoker.errors import (
 _PAGE_KEYS = 1000
 _VERBS = {
     "get_range": "read ranges of objects",
+    "get_ranges": "read ranges of several objects by one request",
     "head": "report size and tag of objects",
     "list": "list objects",
     "put": "write objects",
@@ -86,6 +88,19 @@ class ObjectStore:
         self.meter.add_read(end - start)
         return info
 
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """Limits of a request for ranges of several objects; None, the default, if the store has no such request."""
+        return None
+
+    async def get_ranges(
+        self, ranges: Sequence[ObjectRange], *, into: memoryview, begun: Callable[[], None] | None = None
+    ) -> None:
+        """Read ranges of several objects, one behind the other, into ``into``, by one request."""
+        with self.meter.count_request(Operation.GET, requested_bytes=into.nbytes):
+            await self._get_ranges(ranges, into, begun)
+        self.meter.add_read(into.nbytes)
+
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
         with self.meter.count_request(Operation.HEAD):
@@ -136,6 +151,11 @@ class ObjectStore:
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         raise self._unsupported_error("get_range", key)
+
+    async def _get_ranges(
+        self, ranges: Sequence[ObjectRange], into: memoryview, begun: Callable[[], None] | None
+    ) -> None:
+        raise self._unsupported_error("get_ranges", ranges[0].key)
 
     async def _head(self, key: str) -> ObjectInfo:
         raise self._unsupported_error("head", key)
@@ -203,6 +223,17 @@ class MeteredStore(ObjectStore):
         with self._method("get_range", key) as read:
             info: ObjectInfo = await read(key, start, end, into=into, tag=tag, begun=begun)
         return info
+
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """Limits of a request for ranges of several objects; None if the wrapped store has no such request."""
+        return self.wrapped.batch_limits if isinstance(self.wrapped, BatchReadable) else None
+
+    async def _get_ranges(
+        self, ranges: Sequence[ObjectRange], into: memoryview, begun: Callable[[], None] | None
+    ) -> None:
+        with self._method("get_ranges", ranges[0].key) as read:
+            await read(ranges, into=into, begun=begun)
 
     async def begin_upload(self, key: str, size_bytes: int) -> ObjectUpload | None:
         """Begin to write a new object in parts, if the wrapped store can; all of it counts as one request."""

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+import warnings
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from stoker._base.batch_read import BatchLimits, BatchRefusedError, ObjectRange
 from stoker._base.plugins import require_extra
 from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
@@ -45,6 +45,8 @@ from stoker._stores.http_objects import (
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location, check_key, check_tag_and_range, check_text
 from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_loopback, lambda_region
+from stoker._stores.served_index import RowIndex, list_super_samples, version_of
+from stoker._stores.served_values import MAX_RANGES, ValueRange, encode_ranges, parse_answer_bytes
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
@@ -53,6 +55,7 @@ from stoker.errors import (
     CredentialsError,
     FormatError,
     NotFoundError,
+    OutdatedFunctionWarning,
     PermissionDeniedError,
     ServerError,
     StoreError,
@@ -72,9 +75,6 @@ _BY_CODE: dict[str, ErrorRule] = {
     ),
     "unauthorized": (CredentialsError, "a valid token is required; set STOKER_TOKEN or ServedOptions(token=...)"),
 }
-_DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
-_VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
-
 _ANONYMOUS_REMEDY = "send none with ServedOptions(anonymous=True) or --anonymous"
 # Remedies for users without credentials of the platform that a host belongs to.
 _OTHER_REMEDIES = f", set STOKER_TOKEN if the function wants a token, or {_ANONYMOUS_REMEDY}"
@@ -91,6 +91,9 @@ _EXPIRED_URL: ErrorRule = (
     "the bucket refuses the URL that the function has signed, which expires soon; try again",
 )
 _MAX_LOCATION_CHARACTERS = 8192
+# Of refusals of values after which requests for each of them may succeed, or name the object.
+_BATCH_CODES = ("bad-range", "changed", "no-such-super-sample", "not-found", "too-large")
+_UNKNOWN_ANSWER_BYTES = 4_500_000  # until the function tells its limit: that of Lambda
 _MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket in its redirects
 
 _P = TypeVar("_P")
@@ -99,8 +102,10 @@ _P = TypeVar("_P")
 class ServedCredentials(CredentialsSource[_P], Protocol[_P]):
     """Credentials for a function, which may expire at any time."""
 
-    def headers(self, url: str, headers: Mapping[str, str], credentials: _P) -> Mapping[str, str]:
-        """Return the headers of a GET of ``url`` with the credentials added."""
+    def headers(
+        self, url: str, headers: Mapping[str, str], credentials: _P, data: bytes | None = None
+    ) -> Mapping[str, str]:
+        """Return the headers of a GET of ``url``, or of a POST of ``data``, with the credentials added."""
         ...
 
     def rule(self, status: int, code: str) -> ErrorRule:
@@ -146,7 +151,9 @@ class BearerCredentials(StaticCredentials[str | None]):
             )
         return cls(ServedOptions(token=token).token)  # ServedOptions checks it
 
-    def headers(self, _url: str, headers: Mapping[str, str], credentials: str | None) -> Mapping[str, str]:
+    def headers(
+        self, _url: str, headers: Mapping[str, str], credentials: str | None, _data: bytes | None = None
+    ) -> Mapping[str, str]:
         """Return the headers with the token."""
         return headers if credentials is None else {**headers, "Authorization": f"Bearer {credentials}"}
 
@@ -201,23 +208,27 @@ class ServedStoreClient:
     writer = reader
 
     def create_request(self, operation: ObjectOperation, full_key: str, credentials: Any, address: str) -> HttpRequest:
-        """Return a GET of a path below the data set's URL.
+        """Return a GET of a path below the data set's URL, or a POST.
 
         The condition on the tag is for the function only: the bucket's own tags may differ.
         """
-        url = f"{self._url}/{full_key}"
+        url, data = f"{self._url}/{full_key}", operation.body
         condition = {} if operation.tag is None else {"If-Match": f'"{operation.tag}"'}
-        headers = self.credentials.headers(url, operation.headers | condition, credentials)
-        return HttpRequest(method="GET", url=url, headers=headers, address=address)
+        if data is None:
+            headers = self.credentials.headers(url, operation.headers | condition, credentials)
+            return HttpRequest(method="GET", url=url, headers=headers, address=address)
+        headers = self.credentials.headers(url, {"Content-Type": "text/plain"}, credentials, data)
+        length = {"Content-Length": str(len(data))}
+        return HttpRequest(method="POST", url=url, headers={**headers, **length}, address=address, data=data)
 
     async def send(self, request: HttpRequest, destination: Destination | None = None) -> HttpResponse:
-        """Send a request to the function, and follow at most one redirect, with the header ``Range`` only.
+        """Send a request to the function, and follow at most one redirect of a GET, with the header ``Range`` only.
 
         Raises:
             StoreError: There was no response, or the redirect must not be followed.
         """
         reply = await self._send_to_origin(request, destination)
-        if reply.status != _REDIRECT:
+        if reply.status != _REDIRECT or request.method != "GET":
             return reply
         target = self._check_redirect(reply.headers.get("Location", ""), request.address)
         headers = {name: value for name, value in request.headers.items() if name == "Range"}
@@ -288,6 +299,19 @@ def _parse_error(reply: HttpResponse) -> tuple[str, str]:
     return (str(document["error"]), str(document["message"])) if {"error", "message"} <= document.keys() else ("", "")
 
 
+@dataclass(slots=True)
+class _BatchSupport:
+    """What is known of a function's answers to requests for values; views of a store share it.
+
+    Attributes:
+        answer_bytes: maximum size of an answer.
+        is_missing: whether the function does not know such requests.
+    """
+
+    answer_bytes: int = _UNKNOWN_ANSWER_BYTES
+    is_missing: bool = False
+
+
 class ServedStore(HttpObjectStore[ServedStoreClient]):
     """A read-only store of a served data set, ``stoker+https://host/v1/name``."""
 
@@ -297,6 +321,7 @@ class ServedStore(HttpObjectStore[ServedStoreClient]):
         super().__init__(location, lambda: ServedStoreClient(url, caller(), options.http))
         self._learning = PerLoop(asyncio.Lock)
         self._index = RowIndex()
+        self._batches = _BatchSupport()
         self._requested_versions: set[int] = (
             set()
         )  # requested versions, which may have super-samples that the newest lacks
@@ -314,6 +339,44 @@ class ServedStore(HttpObjectStore[ServedStoreClient]):
         info = await super()._get_range(key, start, end, into, tag, begun)
         # The bucket may have responded, which does not get the condition.
         return check_tag_and_range(self._location.object_url(key), info, start, end, tag)
+
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """Limits of a request for values; None if the function does not know such requests."""
+        return None if self._batches.is_missing else BatchLimits(self._batches.answer_bytes, MAX_RANGES)
+
+    async def _get_ranges(
+        self, ranges: Sequence[ObjectRange], into: memoryview, begun: Callable[[], None] | None
+    ) -> None:
+        found = self._index.rows_of([part.key for part in ranges])
+        if found is None:
+            raise BatchRefusedError(f"{self.url}: no known version of the data set has all super-samples of a batch")
+        version, rows = found
+        body = encode_ranges([ValueRange(row, part.start, part.end) for row, part in zip(rows, ranges, strict=True)])
+        operation = ObjectOperation("POST", None, body=body, path=f"values?version={version}")
+        reply = await super()._perform(operation, Destination(into, 0, into.nbytes, begun))
+        if reply.is_error:
+            raise UnexpectedAnswerError(f"{self.url}: status {reply.status} in place of {into.nbytes} bytes of values")
+        self._batches.answer_bytes = parse_answer_bytes(reply.headers) or self._batches.answer_bytes
+
+    def _batch_error(self, reply: HttpResponse, code: str, text: str) -> BatchRefusedError | None:
+        """Return the error for a refusal of values after which the values may be read one by one; None for others."""
+        answer_bytes = parse_answer_bytes(reply.headers)
+        self._batches.answer_bytes = answer_bytes or self._batches.answer_bytes
+        is_unknown = reply.status == 405 or code == "bad-body" or (reply.status in (404, 413) and not code)
+        if is_unknown and not self._batches.is_missing:
+            self._batches.is_missing = True
+            warnings.warn(
+                f"{self.url}: the function does not answer requests for values ({reply.status}), so each value is read "
+                "by a request of its own; deploy the function of this version of stoker",
+                OutdatedFunctionWarning,
+                stacklevel=2,
+            )
+        if is_unknown or code in _BATCH_CODES:
+            return BatchRefusedError(
+                f"{self.url}: the function refused a batch of values ({reply.status} {code} {text})"
+            )
+        return None
 
     async def _head(self, key: str) -> ObjectInfo:
         """Return size and tag by reading a byte: function platforms report the length 0 in the response to a HEAD."""
@@ -338,9 +401,11 @@ class ServedStore(HttpObjectStore[ServedStoreClient]):
         return reply
 
     async def _response_error(
-        self, access: ServedStoreClient, _asked: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
+        self, access: ServedStoreClient, operation: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
     ) -> StoreError:
         code, text = _parse_error(reply)
+        if operation.method == "POST" and (refusal := self._batch_error(reply, code, text)) is not None:
+            return refusal
         if not code and reply.status in (401, 403):
             return access.platform_error(address, reply)
         if code == "no-such-dataset":  # concerns the data set, whichever object was requested
@@ -401,59 +466,3 @@ class ServedStore(HttpObjectStore[ServedStoreClient]):
         return PermissionDeniedError(
             f"{self._location.object_url(key)}: a served data set is read-only; write to the bucket behind the function"
         )
-
-
-class RowIndex:
-    """Maps keys of super-samples to rows of the manifests added so far. Stores runs, no rows."""
-
-    def __init__(self) -> None:
-        # Run → (first number, number of rows) → (newest version with exactly these, their first row in it).
-        self._runs: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
-        self._versions: set[int] = set()
-
-    def __contains__(self, version: int) -> bool:
-        return version in self._versions
-
-    def learn(self, manifest: Manifest) -> None:
-        """Add the runs of a manifest."""
-        if manifest.version in self._versions:
-            return
-        self._versions.add(manifest.version)
-        first_rows = accumulate((run.rows for run in manifest.runs), initial=0)
-        for run, first_row in zip(manifest.runs, first_rows, strict=False):
-            stretches = self._runs.setdefault(run.run, {})
-            stretch = run.first_number, run.rows
-            stretches[stretch] = max(stretches.get(stretch, (0, 0)), (manifest.version, first_row))
-
-    def path_of(self, key: str) -> str | None:
-        """Return the path of a super-sample below the data set's URL; None if no known version has it."""
-        match = _DATA_KEY.fullmatch(key)
-        if match is None:
-            return None
-        number = int(match[2])
-        paths = [
-            (version, first_row + number - first_number)
-            for (first_number, rows), (version, first_row) in self._runs.get(match[1], {}).items()
-            if first_number <= number < first_number + rows
-        ]
-        if not paths:
-            return None
-        version, row = max(paths)  # the newest version, since older ones are deleted first
-        return f"super-samples/{row}?version={version}"
-
-
-def version_of(key: str) -> int | None:
-    """Return the version of the manifest with a key; None if it is not the key of a version."""
-    match = _VERSION_KEY.fullmatch(key)
-    version = int(match[1]) if match else 0
-    return version if version and version_key(version) == key else None
-
-
-def list_super_samples(manifest: Manifest, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-    """Yield a version's super-samples whose keys start with ``prefix`` and follow ``start_after``, ascending."""
-    if not ("data/".startswith(prefix) or prefix.startswith("data/")):
-        return
-    for key, row in sorted((manifest.key(row), row) for row in range(len(manifest))):
-        if key.startswith(prefix) and key > start_after:
-            ref = manifest.ref(row)
-            yield ObjectInfo(key=key, size_bytes=ref.size_bytes, tag=ref.tag)

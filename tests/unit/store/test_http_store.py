@@ -18,7 +18,8 @@ from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.google_credentials import IdentityTokens
 from stoker._stores.location import parse_url
-from stoker._stores.served_store import BearerCredentials, RowIndex, ServedStoreClient
+from stoker._stores.served_index import RowIndex
+from stoker._stores.served_store import BearerCredentials, ServedStoreClient
 from stoker.abc import Store
 from stoker.errors import (
     BucketNotFoundError,
