@@ -27,6 +27,8 @@ START_ITEMS, MAX_START_ITEMS = 3, 8
 FULL_ITEM_BYTES = 8 << 20
 _MAX_SMALL_ITEMS = 16
 """The limits in items are for items of 8 MiB; for smaller ones they are up to 16 times as high, in the same bytes."""
+_SMALL_START_FACTOR = 2
+"""Small items wait at the start for a head, and then for their bytes: for twice the latency, twice as many."""
 GROWTH_BYTES_PER_SECOND = 100e6
 """Growth of the limit: a twentieth of the rate at which memory can be touched for the first time."""
 _RECENT_ARRIVALS = 8
@@ -43,13 +45,17 @@ class LookAhead:
     Attributes:
         start_items: number of items to fetch at once at the start of a run, behind those of its first step.
         max_start_items: number of items at once that ends the start.
+        tail_items: number of items that the first step still lacks from which on others are fetched, too: they use the
+            part of the link that so few small items leave idle; 0 if the items are large.
     """
 
     def __init__(self, item_bytes: float, useful_fraction: Callable[[], float]) -> None:
         self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
         self._useful_fraction = useful_fraction
         per_full_item = min(max(1, round(FULL_ITEM_BYTES / item_bytes)), _MAX_SMALL_ITEMS)
-        self.start_items, self.max_start_items = START_ITEMS * per_full_item, MAX_START_ITEMS * per_full_item
+        factor = 1 if per_full_item == 1 else _SMALL_START_FACTOR * per_full_item
+        self.start_items, self.max_start_items = START_ITEMS * factor, MAX_START_ITEMS * factor
+        self.tail_items = START_ITEMS * (factor - 1)
         self._min_items = MIN_ITEMS * per_full_item
         self._recent: deque[float] = deque([0.0], maxlen=_RECENT_ARRIVALS)
         self._started_seconds: float | None = None

@@ -5,11 +5,12 @@ to be used, and as long as the ring holds all items that the consumer uses at on
 slots are too scattered for an item that the consumer waits for, the ring is compacted: the consumer reads nothing while
 it waits, and fetches in flight, which cannot be moved, end.
 
-A run starts slowly: the items of the first step are fetched alone, then three items at a time (small ones: more), and
-one more with each arrival, up to eight. Concurrent fetches share the bandwidth and arrive together, late; limiting
-them makes the next item arrive first. The first 16 items are read in parallel ranges: after them, enough items are
-ahead of the consumer to read whole ones. From then on a :class:`~stoker._fetch.look_ahead.LookAhead` limits the items
-ahead, so that a run uses no more new memory than the link needs, and fills the ring with time.
+A run starts slowly: the items of the first step are fetched alone (small ones until few of them are missing), then
+three items at a time (small ones: more), and one more with each arrival, up to eight. Concurrent fetches share the
+bandwidth and arrive together, late; limiting them makes the next item arrive first. The first 16 items are read in
+parallel ranges: after them, enough items are ahead of the consumer to read whole ones. From then on a
+:class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that a run uses no more new memory than the link
+needs, and fills the ring with time.
 
 A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
 the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
@@ -154,6 +155,7 @@ class Prefetcher(Generic[Ref]):
         self._first_missing = 0
         self._start_items = START_ITEMS if look_ahead is None else look_ahead.start_items
         self._max_start_items = MAX_START_ITEMS if look_ahead is None else look_ahead.max_start_items
+        self._tail_items = 0 if look_ahead is None else look_ahead.tail_items
         self._look_ahead, self._last_step, self._step_items, self._most_step_items = look_ahead, -1, 0, 0
 
     async def run(self) -> None:
@@ -335,7 +337,7 @@ class Prefetcher(Generic[Ref]):
     def _is_start_limited(self) -> bool:
         """Return whether one more fetch would delay the items that are needed first, at the start of a run."""
         is_starting = self._start_items < self._max_start_items
-        return bool(self._first_missing) or (is_starting and self._in_flight >= self._start_items)
+        return self._first_missing > self._tail_items or (is_starting and self._in_flight >= self._start_items)
 
     def _count_step_items(self, item: Item[Ref]) -> None:
         """Count an item that is being issued among those that its step is the first to use."""

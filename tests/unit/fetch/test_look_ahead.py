@@ -40,7 +40,7 @@ class Reader:
 class Bench:
     """A prefetcher with a look-ahead; the given numbers of items belong to the steps 0, 1, 2 …"""
 
-    def __init__(self, items_of_steps: list[int], useful_fraction: float) -> None:
+    def __init__(self, items_of_steps: list[int], useful_fraction: float, item_bytes: float = ITEM_BYTES) -> None:
         self.ring = Ring(SLOTS, 1)
         self.reader = Reader(self.ring)
         steps = [step for step, items in enumerate(items_of_steps) for _ in range(items)]
@@ -51,7 +51,7 @@ class Bench:
             Continuous(),
             lambda: next(items, None),
             hedge_slots=1,
-            look_ahead=LookAhead(ITEM_BYTES, lambda: useful_fraction),
+            look_ahead=LookAhead(item_bytes, lambda: useful_fraction),
         )
 
     @property
@@ -112,6 +112,31 @@ def test_the_items_of_one_whole_step_are_fetched_beside_the_look_ahead() -> None
         await asyncio.sleep(0.5 * GROWTH_SECONDS)
         assert all(bench.prefetcher.ready(index) is not None for index in range(21, 41)), "all that step 2 needs"
         assert bench.ahead <= 41 + MIN_ITEMS + 20
+        await end(running, bench)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("item_bytes", "begun"), [(8 << 20, 0), (1 << 20, 3)])
+def test_the_tail_of_a_first_step_of_small_items_shares_the_link_with_the_next_items(
+    item_bytes: int, begun: int
+) -> None:
+    async def main() -> None:
+        items = 3 + max(1, LookAhead(item_bytes, lambda: 1.0).tail_items)
+        bench = Bench([items, *[1] * 20], useful_fraction=1.0, item_bytes=item_bytes)
+        late = asyncio.Event()
+        fetch = bench.reader.fetch
+
+        async def fetch_late(ref: int, *, urgent: bool = False) -> int:
+            if 3 <= ref < items:
+                await late.wait()
+            return await fetch(ref, urgent=urgent)
+
+        bench.reader.fetch = fetch_late  # type: ignore[method-assign]
+        running = asyncio.create_task(bench.prefetcher.run())
+        await asyncio.sleep(1.5 * FETCH_SECONDS)
+        assert bench.ahead - items == begun
+        late.set()
         await end(running, bench)
 
     run_virtual(main())
