@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 
 import stoker
+from benchmarks import processor_costs
 from benchmarks.accelerators import Run, run_accelerators, utilization
 from benchmarks.document import table
+from benchmarks.processor_costs import ProcessorCosts
 from stoker._format.manifest import ManifestRows, PackRun, object_key
 from stoker._format.supersample import MAX_SAMPLE_BYTES
 from stoker._format.versions import commit, read_manifest
@@ -36,6 +38,8 @@ LINK_SHARE = 0.95
 MAX_ERROR = 0.02
 """Largest difference between predicted and measured AU."""
 BUCKET = "mlperf"
+BUCKET_CORES = 0.2
+"""Cores that the bucket uses at the link's rate."""
 _NOISE_BYTES = 64 << 20
 
 Samples = Callable[[np.random.Generator], Iterator[dict[str, Any]]]
@@ -204,8 +208,8 @@ WORKLOADS = {
         sample_bytes=4 * sum(FLUX.values()),
         schema={name: stoker.Array("float32", (size,)) for name, size in FLUX.items()},
         samples=arrays(FLUX),
-        steps=4,
-        epochs=4,
+        steps=8,
+        epochs=5,
     ),
     "dlrm": Workload(
         title="DLRM",
@@ -286,8 +290,14 @@ def _verdict(is_met: bool) -> str:
     return "met" if is_met else "**missed**"
 
 
-def measure(name: str, *, quick: bool) -> Figures:
-    """Pack a workload into a local bucket, predict its AU, and measure it."""
+def measure(name: str, costs: ProcessorCosts, *, quick: bool) -> Figures:
+    """Pack a workload into a local bucket, predict its AU, and measure it.
+
+    Args:
+        name: name of the workload.
+        costs: processor time of a loader on this machine.
+        quick: whether to use less data and one epoch.
+    """
     workload = WORKLOADS[name]
     assert LINK.total_bytes_per_second is not None
     count, step_seconds = workload.accelerators(LINK_SHARE * LINK.total_bytes_per_second)
@@ -308,7 +318,7 @@ def measure(name: str, *, quick: bool) -> Figures:
         os.environ.update(bucket.environment())
         pack(url, workload, steps * count * workload.batch_size)
         bucket.reshape(LINK)
-        predicted = predict(run)
+        predicted = predict(run, costs)
         times = run_accelerators(run)
     seconds = max(sum(epoch.seconds for epoch in each) for each in times)
     return Figures(
@@ -347,7 +357,7 @@ async def copy_super_samples(url: str, copies: int) -> None:
         await store.close()
 
 
-def predict(run: Run) -> list[float]:
+def predict(run: Run, costs: ProcessorCosts) -> list[float]:
     """Return the AU of each epoch of a run that `stoker plan` predicts."""
     arguments: dict[str, Any] = {
         "--gpu-rate": run.batch_size / run.step_seconds,
@@ -355,12 +365,13 @@ def predict(run: Run) -> list[float]:
         "--batch-size": run.batch_size,
         "--loader-memory": run.memory,
         "--window": run.window,
+        "--cores": max(0.5, (os.cpu_count() or 1) - BUCKET_CORES),
         "--epochs": run.epochs,
     }
     if run.columns is not None:
         arguments["--columns"] = ",".join(run.columns)
     flags = [str(each) for pair in arguments.items() for each in pair]
-    command = [sys.executable, "-m", "stoker.cli", "plan", run.url, *flags, "--json"]
+    command = [sys.executable, "-m", "stoker.cli", "plan", run.url, *flags, *costs.flags, "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["given"]
     first, later = (float(found[epoch]["accelerator_utilization"]) for epoch in ("first", "later"))
     return [first, *[later] * (run.epochs - 1)]
@@ -373,7 +384,9 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.workloads if name not in WORKLOADS]:
         parser.error(f"there is no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-    rows = [measure(name, quick=given.quick).row for name in given.workloads or WORKLOADS]
+    costs = processor_costs.measure()
+    print(f"processor time of a loader: {' '.join(costs.flags)}\n")
+    rows = [measure(name, costs, quick=given.quick).row for name in given.workloads or WORKLOADS]
     print(table(HEAD, rows))
     return 0
 

@@ -30,10 +30,11 @@ from stoker._memory.budget import SlotPlan, plan_slots
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker._order.steps import OrderSource, PlannedStep, PositionRange, SuperSampleSteps
-from stoker.abc import Readable, Tier, TraceSink
+from stoker.abc import ObjectRef, Readable, Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
-from stoker_sim._bucket import BucketView, SimulatedBucket, create_size_lookup, without_checksums
+from stoker_sim._bucket import BucketView, ProcessorSharing, SimulatedBucket, create_size_lookup, without_checksums
 from stoker_sim._caches import CacheModel
+from stoker_sim._processor import ProcessorModel, RankProcessor
 from stoker_sim._simulated_warm import SimulatedWarmTier, WarmCounters, WarmTierModel, WarmTierView
 
 _log = logging.getLogger("stoker.simulated")
@@ -128,6 +129,7 @@ class Scenario(BoundedConfig):
         draws_by_object: whether the draws for a request depend only on its object and on the number of earlier
             requests for it, so that runs with different settings can be compared.
         read_shares: ranges that are read of a super-sample, each as a fraction of its size; empty for all of it.
+        processor: cores of each machine, and the processor time of a rank's loader.
     """
 
     manifest: Manifest
@@ -145,6 +147,7 @@ class Scenario(BoundedConfig):
     seed: int = 0
     draws_by_object: bool = False
     read_shares: tuple[float, ...] = ()
+    processor: ProcessorModel = field(default_factory=ProcessorModel)
 
     def __post_init__(self) -> None:
         BoundedConfig.__post_init__(self)
@@ -181,6 +184,7 @@ class _SimulatedRank:
         order: source of the order of an epoch.
         step_barrier: barrier after each step, if ranks train in step; otherwise None.
         recorder: recorder of fetches and waits; None for no record.
+        cores: cores of the machine.
         results: results of the epochs so far.
     """
 
@@ -191,6 +195,7 @@ class _SimulatedRank:
     order: OrderSource
     step_barrier: asyncio.Barrier | None
     recorder: Recorder | None
+    cores: ProcessorSharing
     results: list[EpochResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -217,6 +222,7 @@ class _SimulatedRank:
             checksum=lambda _: 0,  # objects without bytes have the checksum 0
         )
         self._previous_stats = self._fetcher.stats
+        self._processor = RankProcessor(self.scenario.processor, self.cores, feed.batch_size)
 
     def count_slots(self, ref: int) -> int:
         """Return the number of slots that a super-sample takes, for the prefetcher."""
@@ -224,9 +230,15 @@ class _SimulatedRank:
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
         """Fetch a super-sample by its row number, or the ranges of it that are read, for the prefetcher."""
-        object_ref, shares = self.manifest.ref(ref), self.scenario.read_shares
-        if not shares:
-            return await self._fetcher.fetch(object_ref, urgent=urgent)
+        size_bytes, shares = int(self.manifest.rows.size_bytes[ref]), self.scenario.read_shares
+        slot = await (self._fetch_ranges if shares else self._fetcher.fetch)(self.manifest.ref(ref), urgent=urgent)
+        requests = len(shares) or -(-size_bytes // self.scenario.feed.fetch.max_request_bytes)
+        slots = range(slot, slot + self.count_slots(ref))
+        await self._processor.receive(slots, int(size_bytes * (sum(shares) or 1.0)), requests)
+        return slot
+
+    async def _fetch_ranges(self, object_ref: ObjectRef, *, urgent: bool) -> int:
+        shares = self.scenario.read_shares
         ends = [int(end * object_ref.size_bytes) for end in accumulate(shares)]
         with self._ring.fill_slot(object_ref.key, object_ref.size_bytes) as slot:
             await self._fetcher.fetch_ranges(
@@ -256,10 +268,10 @@ class _SimulatedRank:
         )
         async with task_group() as group:
             group.create_task(prefetcher.run())
-            await self._train(queue, prefetcher)
+            await self._train(queue, prefetcher, group)
         return self.results
 
-    async def _train(self, queue: StepQueue[int], prefetcher: Prefetcher[int]) -> None:
+    async def _train(self, queue: StepQueue[int], prefetcher: Prefetcher[int], group: asyncio.TaskGroup) -> None:
         loop, used = asyncio.get_running_loop(), 0
         started_seconds = epoch_seconds = loop.time()
         while (step := queue.next_step()) is not None:
@@ -272,6 +284,9 @@ class _SimulatedRank:
             prefetcher.advance(step.number, used)
             asked_seconds = loop.time()
             await self._read_step(step, prefetcher, now)
+            gathering_seconds = loop.time()
+            await self._processor.gather()
+            now.wait_seconds += loop.time() - gathering_seconds
             self._fetcher.end_start()
             if self.recorder is not None:
                 self.recorder.add_batch(step.epoch, asked_seconds, loop.time())
@@ -279,6 +294,8 @@ class _SimulatedRank:
                 now.first_batch_seconds = loop.time() - started_seconds
             seconds = self.scenario.compute.draw(self._rng)
             now.compute_seconds += seconds
+            if not step.is_last and (following := queue.peek()) is not None:
+                self._processor.gather_ahead(group, prefetcher, following, seconds)
             if seconds:
                 await asyncio.sleep(seconds)
             if now.steps == 1:
@@ -433,14 +450,18 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
     copies = [Counter[int]() for _ in scenario.caches]
 
     @cache
-    def machine(number: int) -> tuple[BucketView, random.Random]:
+    def machine(number: int) -> tuple[BucketView, random.Random, ProcessorSharing]:
         rng = random.Random(f"{scenario.seed} bucket {number}")  # noqa: S311 - a model's
         seed = f"{scenario.seed} {number}" if scenario.draws_by_object else None
-        return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed), rng
+        return (
+            BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed),
+            rng,
+            scenario.processor.share_cores(),
+        )
 
     def node(rank: int) -> _SimulatedRank:
         own_scenario = replace(scenario, manifest=manifest, feed=replace(feed, rank=rank))
-        view, rng = machine(rank // scenario.ranks_per_node)
+        view, rng, cores = machine(rank // scenario.ranks_per_node)
         sinks = sinks_of(rank)
 
         def tiers(future: AccessForecast) -> list[Tier]:
@@ -459,6 +480,7 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
             order=lambda samples, config, epoch: order(epoch),
             step_barrier=meet,
             recorder=Recorder(sinks) if sinks else None,
+            cores=cores,
         )
 
     nodes = [node(rank) for rank in range(feed.world_size)]

@@ -36,6 +36,7 @@ from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
 from stoker_sim._predict import EpochForecast, PlannedTraining, Prediction
+from stoker_sim._processor import ProcessorModel
 from stoker_sim._scenario import MAX_FIRST_BYTE_SECONDS, MIN_BYTES_PER_SECOND
 
 _WIDTH = 80
@@ -79,8 +80,49 @@ def configure(parser: ArgumentParser) -> None:
     memory = "memory budget (default: 512MB)"
     now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help=memory)
     now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="schedule (default: continuous)")
+    _add_processor(parser)
     add_json(parser)
     parser.set_defaults(example="stoker plan s3://bucket/dataset --gpu-rate 3000 --nodes 4 --ranks-per-node 8")
+
+
+_PROCESSOR_COSTS = {
+    "request": (115.0, "US", "microseconds for a request"),
+    "gb": (0.27, "S", "seconds to receive and verify a GB"),
+    "batch": (32.0, "US", "microseconds for a batch"),
+    "value": (8.5, "NS", "nanoseconds to gather a value, one column of a sample"),
+    "gathered-gb": (0.1, "S", "seconds to gather a GB"),
+    "new-gb": (0.6, "S", "seconds for the first write to a GB of memory"),
+}
+"""Name of a cost → its default, measured by `python -m benchmarks.processor_costs`, its unit, and what it is."""
+
+
+def _add_processor(parser: ArgumentParser) -> None:
+    about = "processor time of one core, of each rank's loader; `python -m benchmarks.processor_costs` measures it"
+    group = parser.add_argument_group("processor time", about)
+    cores = "cores of a node, which its ranks share (default: those of this machine)"
+    group.add_argument("--cores", type=number_from(0.01, 1e6), metavar="N", help=cores)
+    for name, (default, unit, cost) in _PROCESSOR_COSTS.items():
+        help_text = f"{cost} (default: {default:g})"
+        group.add_argument(
+            f"--cpu-per-{name}", type=number_from(0.0, 1e9), default=default, metavar=unit, help=help_text
+        )
+
+
+def _model_processor(args: Namespace, sample_bytes: float, values: int) -> ProcessorModel:
+    """Return the processor time of a loader whose samples have ``values`` columns of ``sample_bytes`` together."""
+    sample_seconds = (
+        1e-6 * args.cpu_per_batch / args.batch_size
+        + 1e-9 * args.cpu_per_value * values
+        + 1e-9 * args.cpu_per_gathered_gb * sample_bytes
+    )
+    return ProcessorModel(
+        cores=inspect_machine().cores if args.cores is None else args.cores,
+        request_seconds=1e-6 * args.cpu_per_request,
+        fetched_byte_seconds=1e-9 * args.cpu_per_gb,
+        sample_seconds=sample_seconds,
+        new_byte_seconds=1e-9 * args.cpu_per_new_gb,
+        sample_bytes=sample_bytes,
+    )
 
 
 def _split_names(text: str) -> list[str]:
@@ -125,13 +167,16 @@ async def _measure(
         read_seconds = loop.time() - begun
         if not manifest.samples:
             raise ConfigError(f"{args.url} holds no samples yet: pack some before you plan")
+        columns = manifest.schema.select(args.columns)
         workload = PlannedTraining(
             manifest=manifest,
             feed=feed,
             samples_per_second=args.gpu_rate,
             ranks_per_node=args.ranks_per_node,
-            read_shares=read_shares(manifest, manifest.schema.select(args.columns)),
+            read_shares=read_shares(manifest, columns),
         )
+        processor = _model_processor(args, workload.sample_bytes, len(columns))
+        workload = replace(workload, processor=processor)
         measured = None
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
