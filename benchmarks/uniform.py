@@ -2,14 +2,17 @@
 
 3,000 samples of about 110 KB, as JPEGs have, lie in a local bucket, in another process of this machine; the loader gets
 memory for a part of them, so that `full` reads groups of samples by ranges. Each round measures three epochs of the
-loader from its construction on, and then a client that reads the same ranges over plain keep-alive connections into one
-piece of memory, without signatures, checksums, retries or batches. Medians of the rounds.
+loader from its construction on, then the same through a function that serves the data set, in a third process, and then
+a client that reads the same ranges over plain keep-alive connections into one piece of memory, without signatures,
+checksums, retries or batches. Medians of the rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +31,7 @@ from stoker._fetch.config import PipelineConfig
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
+from stoker_functions.serve import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader
 
@@ -38,8 +42,15 @@ BATCH = 64
 CONNECTIONS = 64
 EPOCHS = 3
 ROUNDS = 3
+ANSWER_BYTES = (GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES)
 URL = "s3://stoker/jpegs"
 _BUFFER_BYTES = 1 << 20
+_SERVER = """
+import sys, stoker, uvicorn
+from stoker_functions.serve import ServeConfig, Service, asgi_app
+config = ServeConfig(datasets={"jpegs": sys.argv[1]}, answer_bytes=int(sys.argv[3]))
+uvicorn.run(asgi_app(Service(config, stoker.open_store).answer), port=int(sys.argv[2]), log_level="warning")
+"""
 
 Range = tuple[str, int, int]
 """Key, start and end."""
@@ -169,41 +180,79 @@ async def read_raw(endpoint: str, ranges: Sequence[Range]) -> None:
             group.create_task(read())
 
 
-def deliver(last: list[Figure]) -> None:
-    """Take all epochs; add the figure of the last one, which begins with what the loader has learnt, to ``last``."""
-    with Loader(URL, batch_size=BATCH, shuffle="full", seed=0, memory=MEMORY_BYTES, epochs=EPOCHS) as loader:
+@contextmanager
+def serving(answer_bytes: int) -> Iterator[str]:
+    """Serve the data set from another process; yield its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", _SERVER, URL, str(port), str(answer_bytes)]
+    with subprocess.Popen(command) as server:
+        try:
+            while server.poll() is None:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+            yield f"stoker+http://127.0.0.1:{port}/v1/jpegs"
+        finally:
+            server.terminate()
+
+
+def deliver(last: list[Figure], url: str = URL) -> float:
+    """Take all epochs, and return the requests of the loader for each batch.
+
+    The figure of the last epoch, which begins with what the loader has learnt, is added to ``last``.
+    """
+    with Loader(url, batch_size=BATCH, shuffle="full", seed=0, memory=MEMORY_BYTES, epochs=EPOCHS) as loader:
         for epoch in range(EPOCHS):
             with stopwatch(last):
                 for _ in loader:
                     pass
             if epoch < EPOCHS - 1:
                 last.pop()
+        return loader.stats().get_requests / len(loader) / EPOCHS
+
+
+@dataclass(slots=True)
+class Row:
+    """Measurements of one way to read: figures of the rounds, the epochs of each, and requests for each batch."""
+
+    name: str
+    epochs: int = EPOCHS
+    figures: list[Figure] = field(default_factory=list)
+    requests: float = 0.0
+
+    def show(self, raw: Row) -> None:
+        rate = median(SAMPLES * self.epochs / f.seconds for f in self.figures)
+        cpu_us = median(f.cpu_seconds / SAMPLES / self.epochs * 1e6 for f in self.figures)
+        pairs = zip(self.figures, raw.figures, strict=True)
+        ratio = median(f.seconds / self.epochs / each.seconds * raw.epochs for f, each in pairs)
+        print(f"| {self.name} | {rate:,.0f} | {cpu_us:.0f} | {self.requests:.2f} | {ratio:.2f} |")
 
 
 def measure(profile: str) -> None:
     config = BucketConfig(shape=PROFILES[profile], buckets=(BucketSpec(name="stoker", anonymous=True),))
-    loaders: list[Figure] = []
-    lasts: list[Figure] = []
-    raws: list[Figure] = []
+    loader, last, raw = Row("`Loader`, `full`"), Row("its last epoch", epochs=1), Row("plain sockets, same ranges")
+    served = {limit: Row(f"through a function, answers of {limit / 1e6:.1f} MB") for limit in ANSWER_BYTES}
     with bucket_process(config) as bucket:
         os.environ.update(bucket.environment())
         pack()
         ranges = record_ranges()
+        raw.requests = len(ranges) / EPOCHS / -(-SAMPLES // BATCH)
         for _ in range(ROUNDS):
-            bucket.reset()
-            with stopwatch(loaders):
-                deliver(lasts)
-            gets = bucket.counts()["requests"].get("GetObject", 0)
-            with stopwatch(raws):
+            with stopwatch(loader.figures):
+                loader.requests = last.requests = deliver(last.figures)
+            for limit, row in served.items():
+                with serving(limit) as url, stopwatch(row.figures):
+                    row.requests = deliver([], url)
+            with stopwatch(raw.figures):
                 asyncio.run(read_raw(bucket.url, ranges))
-    print(f"\nprofile `{profile}`: {len(ranges):,} ranges, {gets:,} GETs of the loader\n")
-    print("| what | samples/s | CPU µs/sample | time of plain sockets |", "| --- | ---: | ---: | ---: |", sep="\n")
-    rows = (("`Loader`, `full`", loaders, EPOCHS), ("its last epoch", lasts, 1), ("plain sockets", raws, EPOCHS))
-    for name, figures, epochs in rows:
-        rate = median(SAMPLES * epochs / f.seconds for f in figures)
-        cpu_us = median(f.cpu_seconds / SAMPLES / epochs * 1e6 for f in figures)
-        ratio = median(f.seconds / epochs / raw.seconds * EPOCHS for f, raw in zip(figures, raws, strict=True))
-        print(f"| {name} | {rate:,.0f} | {cpu_us:.0f} | {ratio:.2f} |")
+    print(f"\nprofile `{profile}`: {len(ranges):,} ranges\n")
+    print("| what | samples/s | CPU µs/sample | requests a batch | time of plain sockets |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for row in (loader, last, *served.values(), raw):
+        row.show(raw)
 
 
 def main(profiles: list[str]) -> None:
