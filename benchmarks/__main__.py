@@ -1,7 +1,7 @@
 """Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
-Caches, shared tiers, traces, predictions, emulated accelerators, the simulator, flat memory and `full` beyond memory
-are measured only if they are named.
+Caches, shared tiers, traces, predictions, processor time, emulated accelerators, the simulator, flat memory and `full`
+beyond memory are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ BY_NAME = (
     "tiers",
     "trace_overhead",
     "prediction",
+    "processor_costs",
     "mlperf",
     "simulation",
     "deli_calibration",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice, repeat
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from benchmarks.mlperf import (
     noise,
     normal_bytes,
 )
+from benchmarks.processor_costs import ProcessorCosts
 
 import stoker
 from stoker._format.supersample import MAX_SAMPLE_BYTES
 from stoker_local import running_bucket
+from stoker_sim._commands import plan
 from stoker_torch import Loader
 
 assert LINK.total_bytes_per_second is not None
@@ -173,3 +176,14 @@ def test_an_accelerator_that_fails_ends_the_others(tmp_path: Path) -> None:
     )
     with pytest.raises(stoker.errors.StokerError, match="none"):
         run_accelerators(run)
+
+
+def test_measured_processor_times_are_given_to_plan_by_its_flags() -> None:
+    costs = ProcessorCosts(
+        cpu_per_request=1, cpu_per_gb=2, cpu_per_batch=3, cpu_per_value=4, cpu_per_gathered_gb=5, cpu_per_new_gb=6
+    )
+    parser = ArgumentParser()
+    plan.configure(parser)
+    found = vars(parser.parse_args(["url", "--gpu-rate", "1", *costs.flags]))
+    assert {name: found[name] for name in asdict(costs)} == asdict(costs)
+    assert [name for name in found if name.startswith("cpu_per_")] == list(asdict(costs))

@@ -123,6 +123,29 @@ def test_columns_that_are_read_are_planned(bucket: LocalBucket, capsys: pytest.C
     assert found["later"]["read_bytes"] < 0.3 * planned(capsys, url, *GIVEN)["given"]["later"]["read_bytes"]
 
 
+COSTS = {"request": 1e5, "gb": 1e3, "batch": 5e4, "value": 1e6, "gathered-gb": 1e3, "new-gb": 1e3}
+
+
+def test_each_processor_time_makes_a_training_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = str(tmp_path / "data")
+    pack(url, 64 << 10)
+
+    def predicted(costs: dict[str, float], *arguments: str) -> tuple[float, float]:
+        flags = [part for name in COSTS for part in (f"--cpu-per-{name}", str(costs.get(name, 0.0)))]
+        given = planned(capsys, url, *GIVEN, "--batch-size", "100", *flags, *arguments)["given"]
+        return given["later"]["accelerator_utilization"], given["first"]["seconds"]
+
+    utilization, first_seconds = predicted({})
+    assert utilization == pytest.approx(1.0, abs=0.01)
+    for name, cost in COSTS.items():
+        slower, longer_seconds = predicted({name: cost})
+        assert longer_seconds > 1.5 * first_seconds, name
+        assert (slower < 0.7) == (name != "new-gb"), name
+    two = ("--ranks-per-node", "2")
+    alone, shared = (predicted({"batch": 5e4}, *two, "--cores", cores)[0] for cores in ("2", "1"))
+    assert shared == pytest.approx(alone / 2, rel=0.1)
+
+
 def test_an_unknown_column_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack(str(tmp_path / "d"), 8192)
     assert main(["plan", str(tmp_path / "d"), *GIVEN, "--columns", "data,other"]) == 2
