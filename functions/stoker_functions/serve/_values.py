@@ -1,10 +1,14 @@
-"""Answers to requests for values: ranges of super-samples, read from the bucket concurrently, as one body."""
+"""Answers to requests for values: ranges of super-samples, read from the bucket concurrently, as one body.
+
+Ranges with small gaps between them are one read of the bucket; the client gets what it asked for.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +17,7 @@ from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.range_reader import RangePart
 from stoker._format.manifest import Manifest
+from stoker._memory.budget import ByteBudget
 from stoker._memory.ring import Ring
 from stoker._stores.served_values import ANSWER_BYTES_HEADER, ValueRange
 from stoker.abc import Readable
@@ -20,11 +25,39 @@ from stoker.errors import ObjectChangedError
 from stoker_functions.serve._messages import HttpError, Response
 
 _READS = 64
-_HEDGE_BYTES = 1 << 20  # for each of 2 hedges
+_GAP_BYTES = 32 << 10  # takes about as long as the processor time of a request, at the bandwidth of a small function
+_MERGED_BYTES = 1 << 20
+_GAPS_MEMORY_BYTES = 8 << 20
+_HEDGE_BYTES = _MERGED_BYTES  # for each of 2 hedges
 # One late read delays the whole answer, so reads are hedged; waiting is billed, so they are retried for a short time.
 _FETCHES = FetchConfig(
     deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, start_concurrency=_READS, max_concurrency=_READS
 )
+
+
+@dataclass(slots=True)
+class _Read:
+    """One read of the bucket: bytes ``[start, end)`` of a super-sample, for the ranges with these numbers."""
+
+    row: int
+    start: int
+    end: int
+    numbers: list[int]
+
+
+def merge_ranges(ranges: Sequence[ValueRange]) -> list[_Read]:
+    """Return the reads for ranges: one for those of a super-sample with small gaps, if it has at most 1 MiB."""
+    reads: list[_Read] = []
+    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
+        row, start, end = ranges[number]
+        last = reads[-1] if reads else None
+        is_near = last is not None and last.row == row and start - last.end <= _GAP_BYTES
+        if last is not None and is_near and max(end, last.end) - last.start <= _MERGED_BYTES:
+            last.end = max(end, last.end)
+            last.numbers.append(number)
+        else:
+            reads.append(_Read(row, start, end, [number]))
+    return reads
 
 
 class RangesReader:
@@ -37,6 +70,7 @@ class RangesReader:
 
     def __init__(self, store: Readable, answer_bytes: int) -> None:
         self._answer_bytes = answer_bytes
+        self._gaps_memory = ByteBudget(_GAPS_MEMORY_BYTES)
         self._fetcher = Fetcher(
             store,
             ring=Ring(1, 1),  # holds nothing: hedges have memory of their own
@@ -59,19 +93,32 @@ class RangesReader:
         if size_bytes > self._answer_bytes:
             limit = f"the ranges have {size_bytes} bytes, and one answer has at most {self._answer_bytes}"
             raise HttpError(413, "too-large", f"{limit}: ask for fewer", headers=said)
-        body = bytearray(size_bytes)
+        body, reads = bytearray(size_bytes), merge_ranges(ranges)
+        places = memoryview(body)
 
-        async def read(number: int) -> None:
-            row, start, end = ranges[number]
-            ref, part = manifest.ref(row), RangePart(start, end, offsets[number])
-            await self._fetcher.fetch_ranges(ref, [part], into=memoryview(body), verify=_accept)
+        async def read(each: _Read) -> None:
+            if len(each.numbers) == 1:
+                await self._fetch(manifest, each, places, offsets[each.numbers[0]])
+                return
+            async with self._gaps_memory.reserve(each.end - each.start):
+                data = memoryview(bytearray(each.end - each.start))
+                await self._fetch(manifest, each, data, 0)
+                for number in each.numbers:
+                    _, start, end = ranges[number]
+                    places[offsets[number] : offsets[number] + end - start] = data[
+                        start - each.start : end - each.start
+                    ]
 
         try:
-            await for_each(range(len(ranges)), read, concurrency=min(len(ranges), _READS))
+            await for_each(reads, read, concurrency=min(len(reads), _READS))
         except ObjectChangedError as error:
             raise HttpError(412, "changed", "a super-sample was overwritten since it was packed") from error
         headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store", **said}
         return Response(status=200, headers=headers, body=body)
+
+    async def _fetch(self, manifest: Manifest, read: _Read, into: memoryview, offset: int) -> None:
+        part = RangePart(read.start, read.end, offset)
+        await self._fetcher.fetch_ranges(manifest.ref(read.row), [part], into=into, verify=_accept)
 
 
 def _accept(_: Any) -> None:

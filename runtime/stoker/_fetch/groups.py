@@ -400,4 +400,4 @@ class SampleGroupReader(RangedGroupReader):
         return slot
 
     def _plan(self, values: ValueRanges) -> ReadPlan:
-        return values.plan(self._limits.within_batches(values.size_bytes, self._fetcher.batch_limits))
+        return values.plan(self._limits.for_batches(self._fetcher.batch_limits))

@@ -56,17 +56,9 @@ class ReadLimits:
         """Maximum bytes of values in a group, half a slot; the rest is for gaps. One larger value may exceed it."""
         return self.slot_bytes // 2
 
-    def within_batches(self, size_bytes: int, batch_limits: BatchLimits | None) -> ReadLimits:
-        """Return the limits with which gaps between values of ``size_bytes`` add no request.
-
-        Args:
-            size_bytes: size of all values, in bytes.
-            batch_limits: limits of a request for several ranges; None if each range is a request.
-        """
-        if batch_limits is None:
-            return self
-        room_bytes = -(-size_bytes // batch_limits.size_bytes) * batch_limits.size_bytes
-        return replace(self, slot_bytes=min(self.slot_bytes, room_bytes))
+    def for_batches(self, batch_limits: BatchLimits | None) -> ReadLimits:
+        """Return the limits for a store: if it reads several ranges by one request, reading gaps saves no request."""
+        return self if batch_limits is None else replace(self, gap_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -300,8 +292,8 @@ def forecast_groups(
     for number, row_bytes in enumerate(rows.values()):
         values[:, number] = column_starts[objects] + np.array([places, places + 1]) * row_bytes
         column_starts += manifest.rows.samples * row_bytes
-    limits = limits.within_batches(int((values[1] - values[0]).sum()), batch_limits)
-    reads = plan_reads(np.tile(objects, len(rows)), values[0].ravel(), values[1].ravel(), limits)
+    starts, ends = values[0].ravel(), values[1].ravel()
+    reads = plan_reads(np.tile(objects, len(rows)), starts, ends, limits.for_batches(batch_limits))
     groups = samples / group
     head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
     group_requests = _count_requests(len(reads), reads.size_bytes, batch_limits)

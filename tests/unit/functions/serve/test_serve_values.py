@@ -6,10 +6,11 @@ import asyncio
 from base64 import b64encode
 from collections.abc import MutableMapping
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import open_store
@@ -28,6 +29,7 @@ from stoker.abc import Store
 from stoker.errors import EventError
 from stoker.testing import WatchedStore, run_virtual
 from stoker_functions.serve import Request, Response, Service, from_lambda_url, receive_asgi
+from stoker_functions.serve._values import merge_ranges
 from support.datasets import pack_numbers
 from support.places import with_store
 from support.served_requests import error_of, serving, with_service
@@ -60,6 +62,35 @@ def test_the_answer_has_the_bytes_of_all_ranges_in_their_order() -> None:
     assert response.headers["Stoker-Version"] == "1"
     assert response.headers["Cache-Control"] == "no-store"
     assert parse_answer_bytes(response.headers) == 4_500_000
+
+
+SPANS = st.tuples(st.integers(0, 3), st.integers(0, 3 << 20), st.integers(1, 1 << 19))
+
+
+@given(st.lists(SPANS.map(lambda span: ValueRange(span[0], span[1], span[1] + span[2])), min_size=1, max_size=30))
+def test_near_ranges_are_one_read_of_the_bucket(ranges: list[ValueRange]) -> None:
+    reads = merge_ranges(ranges)
+    assert sorted(number for each in reads for number in each.numbers) == list(range(len(ranges)))
+    for each in reads:
+        held = [ranges[number] for number in each.numbers]
+        assert {row for row, _, _ in held} == {each.row}
+        assert (min(held).start, max(part.end for part in held)) == (each.start, each.end)
+        assert len(held) == 1 or each.end - each.start <= 1 << 20
+        wanted = {place for part in held for place in range(part.start >> 10, (part.end >> 10) + 1)}
+        assert max(b - a for a, b in pairwise(sorted(wanted))) <= 33 if len(wanted) > 1 else True, "gaps are small"
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_overlapping_ranges_in_any_order_are_answered(data: st.DataObject) -> None:
+    _, _, bodies = packed()
+    row = st.integers(0, len(bodies) - 1)
+    ranges = []
+    for number in data.draw(st.lists(row, min_size=1, max_size=12)):
+        start = data.draw(st.integers(0, len(bodies[number]) - 1))
+        ranges.append(ValueRange(number, start, data.draw(st.integers(start + 1, len(bodies[number])))))
+    response = ask_values(encode_ranges(ranges))
+    assert (response.status, bytes(response.body)) == (200, b"".join(bodies[r][a:b] for r, a, b in ranges))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**10 - 1), st.integers(0, 10**12), st.integers(1, 10**12)), min_size=1))
