@@ -1,7 +1,7 @@
 """Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
-Caches, shared tiers, traces, predictions, processor time, emulated accelerators, the simulator, flat memory and `full`
-beyond memory are measured only if they are named.
+Caches, shared tiers, traces, predictions, processor time, emulated accelerators, the simulator, flat memory, `full`
+beyond memory and all ways to mix are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ BY_NAME = (
     "deli_calibration",
     "flat_memory",
     "uniform",
+    "units",
     "warm_tier",
 )
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
