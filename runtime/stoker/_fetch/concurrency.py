@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
@@ -166,14 +167,20 @@ class LinkUse:
     By Little's law, that is the time that a request takes alone on the link, as a fraction of the time that it takes.
     The time alone is that of the first byte, and that of the others; each is the smallest median of 8 requests in
     succession so far, since a single request may be fast by chance.
+
+    Attributes:
+        on_request: called after every completed request; None for no call.
     """
 
     def __init__(self) -> None:
+        self.on_request: Callable[[], None] | None = None
         self._recent: deque[CompletedRequest] = deque(maxlen=_RECENT_REQUESTS)
         self._min_first_byte_seconds = self._min_byte_seconds = math.inf
 
     def record(self, request: CompletedRequest) -> None:
         """Record a completed request."""
+        if self.on_request is not None:
+            self.on_request()
         if request.seconds <= 0.0 or not request.size_bytes:
             return
         self._recent.append(request)

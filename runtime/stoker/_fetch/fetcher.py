@@ -17,6 +17,7 @@ from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.fetch_record import Phase, mark_wasted, start_activity
 from stoker._base.task_group import Limiter, for_each, for_each_in_turn, task_group
 from stoker._fetch.batch_fetch import BatchFetch, ObjectPart, split_batches
+from stoker._fetch.concurrency import LinkUse
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
@@ -103,9 +104,9 @@ class Fetcher:
         return None if self._batches is None else self._batches.batch_limits
 
     @property
-    def useful_fraction(self) -> float:
-        """Fraction of the requests in flight, 0 to 1, that is enough to fill the link to the store."""
-        return self._reader.link.useful_fraction
+    def link(self) -> LinkUse:
+        """The link to the store, as measured."""
+        return self._reader.link
 
     @property
     def ranges(self) -> Limiter:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+
+from stoker._fetch.concurrency import LinkUse
 
 BDP_GAIN = 2.0
 """Items ahead as a multiple of the bandwidth-delay product in items."""
@@ -39,19 +40,19 @@ class LookAhead:
 
     Args:
         item_bytes: mean size of an item, in bytes.
-        useful_fraction: function that returns the bandwidth-delay product of the link as a fraction of the requests in
-            flight, 0 to 1.
+        link: the link that items are read over.
 
     Attributes:
+        link: the link that items are read over.
         start_items: number of items to fetch at once at the start of a run, behind those of its first step.
         max_start_items: number of items at once that ends the start.
         tail_items: number of items that the first step still lacks from which on others are fetched, too: they use the
             part of the link that so few small items leave idle; 0 if the items are large.
     """
 
-    def __init__(self, item_bytes: float, useful_fraction: Callable[[], float]) -> None:
+    def __init__(self, item_bytes: float, link: LinkUse) -> None:
         self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
-        self._useful_fraction = useful_fraction
+        self.link = link
         per_full_item = min(max(1, round(FULL_ITEM_BYTES / item_bytes)), _MAX_SMALL_ITEMS)
         factor = 1 if per_full_item == 1 else _SMALL_START_FACTOR * per_full_item
         self.start_items, self.max_start_items = START_ITEMS * factor, MAX_START_ITEMS * factor
@@ -62,7 +63,7 @@ class LookAhead:
 
     def record_arrival(self, in_flight: int) -> None:
         """Record that one of ``in_flight`` items has arrived."""
-        self._recent.append(BDP_GAIN * in_flight * self._useful_fraction())
+        self._recent.append(BDP_GAIN * in_flight * self.link.useful_fraction)
 
     def limit(self) -> int:
         """Return the maximum number of items that are issued and not used yet."""

@@ -5,10 +5,11 @@ to be used, and as long as the ring holds all items that the consumer uses at on
 slots are too scattered for an item that the consumer waits for, the ring is compacted: the consumer reads nothing while
 it waits, and fetches in flight, which cannot be moved, end.
 
-A run starts slowly: the items of the first step are fetched alone (small ones until few of them are missing), then
-three items at a time (small ones: more), and one more with each arrival, up to eight. Concurrent fetches share the
-bandwidth and arrive together, late; limiting them makes the next item arrive first. The first 16 items are read in
-parallel ranges: after them, enough items are ahead of the consumer to read whole ones. From then on a
+A run starts slowly: the items of the first step are fetched alone, until the first of their requests is complete; then
+one more, whose first bytes arrive when theirs end; behind them (small ones: once few of them are missing) three items
+at a time (small ones: more), and one more with each arrival, up to eight. Concurrent fetches share the bandwidth and
+arrive together, late; limiting them makes the next item arrive first. The first 16 items are read in parallel ranges:
+after them, enough items are ahead of the consumer to read whole ones. From then on a
 :class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that a run uses no more new memory than the link
 needs, and fills the ring with time.
 
@@ -153,6 +154,7 @@ class Prefetcher(Generic[Ref]):
         self._admitted = self._step = self._consumed = 0
         self._first_step: int | None = None
         self._first_missing = 0
+        self._has_bytes = False
         self._start_items = START_ITEMS if look_ahead is None else look_ahead.start_items
         self._max_start_items = MAX_START_ITEMS if look_ahead is None else look_ahead.max_start_items
         self._tail_items = 0 if look_ahead is None else look_ahead.tail_items
@@ -169,6 +171,8 @@ class Prefetcher(Generic[Ref]):
         Raises:
             Exception: the error that ``items`` raised; the consumer gets it too, at the first missing item.
         """
+        if self._look_ahead is not None:
+            self._look_ahead.link.on_request = self._record_bytes
         try:
             async with task_group() as fetches:
                 await self._issue_all(fetches)
@@ -337,7 +341,15 @@ class Prefetcher(Generic[Ref]):
     def _is_start_limited(self) -> bool:
         """Return whether one more fetch would delay the items that are needed first, at the start of a run."""
         is_starting = self._start_items < self._max_start_items
-        return self._first_missing > self._tail_items or (is_starting and self._in_flight >= self._start_items)
+        if self._first_missing > self._tail_items:
+            return not self._has_bytes or self._in_flight > self._first_missing
+        return is_starting and self._in_flight >= self._start_items
+
+    def _record_bytes(self) -> None:
+        """Record that a request has brought bytes: one item behind those of the first step may be requested."""
+        if not self._has_bytes:
+            self._has_bytes = True
+            self._changed.set()
 
     def _count_step_items(self, item: Item[Ref]) -> None:
         """Count an item that is being issued among those that its step is the first to use."""

@@ -37,11 +37,23 @@ class Reader:
         return slot
 
 
+class Link(LinkUse):
+    """A link whose requests slow each other down to the same extent, however many there are."""
+
+    def __init__(self, useful_fraction: float) -> None:
+        super().__init__()
+        self._useful_fraction = useful_fraction
+
+    @property
+    def useful_fraction(self) -> float:
+        return self._useful_fraction
+
+
 class Bench:
     """A prefetcher with a look-ahead; the given numbers of items belong to the steps 0, 1, 2 …"""
 
     def __init__(self, items_of_steps: list[int], useful_fraction: float, item_bytes: float = ITEM_BYTES) -> None:
-        self.ring = Ring(SLOTS, 1)
+        self.ring, self.link = Ring(SLOTS, 1), Link(useful_fraction)
         self.reader = Reader(self.ring)
         steps = [step for step, items in enumerate(items_of_steps) for _ in range(items)]
         items = iter([Item(index, index, step) for index, step in enumerate(steps)])
@@ -51,7 +63,7 @@ class Bench:
             Continuous(),
             lambda: next(items, None),
             hedge_slots=1,
-            look_ahead=LookAhead(item_bytes, lambda: useful_fraction),
+            look_ahead=LookAhead(item_bytes, self.link),
         )
 
     @property
@@ -122,7 +134,7 @@ def test_the_tail_of_a_first_step_of_small_items_shares_the_link_with_the_next_i
     item_bytes: int, begun: int
 ) -> None:
     async def main() -> None:
-        items = 3 + max(1, LookAhead(item_bytes, lambda: 1.0).tail_items)
+        items = 3 + max(1, LookAhead(item_bytes, Link(1.0)).tail_items)
         bench = Bench([items, *[1] * 20], useful_fraction=1.0, item_bytes=item_bytes)
         late = asyncio.Event()
         fetch = bench.reader.fetch
@@ -137,6 +149,23 @@ def test_the_tail_of_a_first_step_of_small_items_shares_the_link_with_the_next_i
         await asyncio.sleep(1.5 * FETCH_SECONDS)
         assert bench.ahead - items == begun
         late.set()
+        await end(running, bench)
+
+    run_virtual(main())
+
+
+def test_one_item_follows_the_first_step_before_its_items_have_arrived_once_bytes_arrive() -> None:
+    async def main() -> None:
+        bench = Bench([3, 5, 5], useful_fraction=1.0)
+        running = asyncio.create_task(bench.prefetcher.run())
+        await asyncio.sleep(0.3 * FETCH_SECONDS)
+        assert bench.reader.at_once == 3, "the first step alone"
+        bench.link.record(CompletedRequest(1000, 0.01, 0.001))
+        await asyncio.sleep(0.3 * FETCH_SECONDS)
+        assert bench.reader.at_once == 4, "and one item of the next step"
+        await asyncio.sleep(0.5 * FETCH_SECONDS)
+        assert bench.reader.at_once == 3, "the others, now that the first step is complete"
+        assert bench.prefetcher.ready(3) is None
         await end(running, bench)
 
     run_virtual(main())
