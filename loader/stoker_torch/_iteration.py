@@ -6,7 +6,6 @@ worker threads, they work a few batches ahead.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -45,7 +44,7 @@ from stoker_torch._config import Budget, StreamConfig
 from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
 from stoker_torch._tensors import pin_batch, to_tensors
-from stoker_torch._user_functions import ContextOf
+from stoker_torch._user_functions import ContextOf, ThreadPool
 
 T = TypeVar("T")
 
@@ -60,21 +59,21 @@ _POLL_SECONDS = 0.005
 class DoubleBuffer(Generic[T]):
     """Makes values one after the other, and one of them ahead while the consumer is busy.
 
-    The consumer's thread calls ``make``, or a thread of the event loop's executor does if ``is_ready`` returns true;
-    never two at a time. An error of ``make`` is raised in place of its value, and ends the sequence. The double buffer
-    must be ended before the objects that ``make`` uses are closed.
+    The consumer's thread calls ``make``, or another thread does if ``is_ready`` returns true; never two at a time. An
+    error of ``make`` is raised in place of its value, and ends the sequence. The double buffer must be ended before the
+    objects that ``make`` uses are closed.
 
     Args:
         make: function that returns the next value, or None after the last one.
         count: maximum number of values.
         is_ready: function that returns whether ``make`` would return without waiting.
-        thread: thread of the event loop whose executor makes values ahead; None makes nothing ahead.
+        threads: thread that makes values ahead; None makes nothing ahead.
     """
 
     def __init__(
-        self, make: Callable[[], T | None], count: int, is_ready: Callable[[], bool], thread: LoopThread | None
+        self, make: Callable[[], T | None], count: int, is_ready: Callable[[], bool], threads: ThreadPool | None
     ) -> None:
-        self._make, self._remaining, self._is_ready, self._thread = make, count, is_ready, thread
+        self._make, self._remaining, self._is_ready, self._threads = make, count, is_ready, threads
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal's handler may close this in the thread that is in next()
         self._is_ended = False
@@ -87,7 +86,7 @@ class DoubleBuffer(Generic[T]):
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the executor's thread making a value; closing the event loop waits for that thread."""
+        """Whether the caller is making a value ahead; closing the threads waits for it."""
         return self._preparing == threading.get_ident()
 
     def next(self) -> T | None:
@@ -109,9 +108,10 @@ class DoubleBuffer(Generic[T]):
         delivered_seconds, self._delivered_seconds = self._delivered_seconds, time.perf_counter()
         is_first = delivered_seconds is None
         was_busy = delivered_seconds is not None and asked_seconds - delivered_seconds > _MIN_BUSY_SECONDS
-        if (is_first or was_busy) and self._remaining and self._thread is not None:
+        if (is_first or was_busy) and self._remaining and self._threads is not None:
             delay_seconds = _MIN_BUSY_SECONDS if is_first else _LEAVE_SECONDS
-            self._thread.call_soon(_prepare_later, weakref.ref(self), self._calls, delay_seconds)
+            with suppress(StokerError):  # closed meanwhile: there will be no more values
+                self._threads.submit(partial(_prepare_later, weakref.ref(self), self._calls, delay_seconds))
         return batch
 
     def is_due(self, call: int) -> bool | None:
@@ -159,27 +159,11 @@ def _prepare_later(reference: weakref.ref[DoubleBuffer[T]], call: int, delay_sec
 
     During the delay the consumer leaves its call, for which it needs the interpreter lock, too.
     """
-    asyncio.get_running_loop().call_later(delay_seconds, _prepare_when_due, reference, call)
-
-
-def _prepare_when_due(reference: weakref.ref[DoubleBuffer[T]], call: int) -> None:
-    ahead = reference()
-    if ahead is None or (is_due := ahead.is_due(call)) is None:
-        return
-    if is_due:
-        _prepare_in_executor(reference)
-    else:
-        _prepare_later(reference, call, _POLL_SECONDS)
-
-
-def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:
-    with suppress(RuntimeError):  # the interpreter is ending, and the loop will ask for no more batches
-        asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
-
-
-def _prepare(reference: weakref.ref[DoubleBuffer[T]]) -> None:
-    ahead = reference()
-    if ahead is not None:
+    time.sleep(delay_seconds)
+    while (ahead := reference()) is not None and ahead.is_due(call) is False:
+        del ahead  # or this thread would keep it alive
+        time.sleep(_POLL_SECONDS)
+    if ahead is not None and ahead.is_due(call):
         ahead.prepare()
 
 
@@ -222,6 +206,7 @@ class LoaderResources:
     )  # tiers that this object closes: all but one that the caller made
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
+    _gather_thread: ThreadPool | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -321,6 +306,15 @@ class LoaderResources:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
 
+    @property
+    def gather_thread(self) -> ThreadPool | None:
+        """The thread of this process that gathers batches ahead; None if none is to be gathered ahead."""
+        if not self.gathers_ahead or self.pool is not None:
+            return None
+        if self._gather_thread is None or self._gather_thread.pid != os.getpid():
+            self._gather_thread = ThreadPool(1, "stoker-gather")
+        return self._gather_thread
+
     def end_gathering(self) -> None:
         """End gathering from the batch pipeline, and wait for it; the pipeline continues to fetch ahead."""
         ahead = self.double_buffer
@@ -342,13 +336,16 @@ class LoaderResources:
         with self._closing:
             if ahead is not None:
                 ahead.end()
+            threads, self._gather_thread = self._gather_thread, None
             try:
+                if threads is not None:
+                    threads.close()  # waits for a batch that is being gathered
                 if self.active_pipeline is not None:
                     self.active_pipeline.stop()
                 if self.thread.is_running:
                     self.thread.run(self._own_tiers.close())
             finally:
-                self.thread.close()  # also waits for a batch that is being gathered
+                self.thread.close()
 
 
 _BATCHES_IN_POOL = 3
@@ -394,8 +391,8 @@ class BatchIteration:
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
         resources, feed = self._resources, self._resources.pipeline
         make = partial(_gather_next, feed, resources.config.with_ids)  # outlives this, so must not refer to the cursor
-        thread = resources.thread if resources.gathers_ahead and resources.pool is None else None
-        self._double_buffer = resources.double_buffer = DoubleBuffer(make, self._remaining, feed.is_ready, thread)
+        threads = resources.gather_thread
+        self._double_buffer = resources.double_buffer = DoubleBuffer(make, self._remaining, feed.is_ready, threads)
         if self._remaining:
             self._cursor.seek()
 

@@ -94,11 +94,14 @@ class ThreadPool:
     Args:
         threads: number of threads.
         name: prefix of the threads' names.
+
+    Attributes:
+        pid: process that made it, the only one that has its threads.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._count, self._name = threads, name
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -135,7 +138,7 @@ class ThreadPool:
 
     def dismiss(self) -> list[threading.Thread]:
         """Drop queued functions, make each thread end after its current one, and return the threads at once."""
-        if self._pid != os.getpid():  # a forked child has none of the threads, and their locks may be held
+        if self.pid != os.getpid():  # a forked child has none of the threads, and their locks may be held
             return []
         with self._lock:
             self._is_dismissed = True

@@ -111,7 +111,7 @@ def _slow_gathering(rng: random.Random) -> Iterator[None]:
     wrapped = BatchPipeline.next
 
     def slow(self: BatchPipeline) -> Any:
-        if threading.current_thread().name.startswith("asyncio"):
+        if threading.current_thread().name.startswith("stoker-gather"):
             time.sleep(rng.choice([0.0, 0.001, 0.004]))
         return wrapped(self)
 

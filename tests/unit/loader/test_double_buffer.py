@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import stoker
-from stoker._base.threads import LoopThread
 from stoker_torch import Loader
-from stoker_torch._iteration import DoubleBuffer, _prepare_in_executor
+from stoker_torch._iteration import DoubleBuffer
+from stoker_torch._user_functions import ThreadPool
 
 BUSY_SECONDS = 0.02
 
 
 @pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    thread = LoopThread("test-ahead")
-    thread.run(_nothing())
-    yield thread
-    thread.close()
-
-
-async def _nothing() -> None:
-    pass
+def threads() -> Iterator[ThreadPool]:
+    threads = ThreadPool(1, "test-ahead")
+    yield threads
+    assert threads.close()
 
 
 class Maker:
@@ -66,34 +58,34 @@ def busy_loop(ahead: DoubleBuffer[tuple[int]], maker: Maker, steps: int) -> list
     return found
 
 
-def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
+def test_a_busy_loop_finds_its_values_made(threads: ThreadPool) -> None:
     maker = Maker()
-    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
     assert busy_loop(ahead, maker, 10) == list(range(10))
     assert maker.made == ["asker"] + ["other"] * 9
     assert ahead.next() is None
 
 
-def test_a_loop_that_asks_at_once_makes_its_values_itself(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_asks_at_once_makes_its_values_itself(threads: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_torch._iteration._MIN_BUSY_SECONDS", 1e6)
     maker = Maker()
-    ahead = DoubleBuffer(maker, 100, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 100, lambda: True, threads)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
     assert set(maker.made) == {"asker"}
 
 
-def test_nothing_is_made_ahead_that_would_have_to_wait(thread: LoopThread) -> None:
+def test_nothing_is_made_ahead_that_would_have_to_wait(threads: ThreadPool) -> None:
     maker = Maker()
-    ahead = DoubleBuffer(maker, 10, lambda: False, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: False, threads)
     for number in range(4):
         ahead.prepare()
         assert len(maker.made) == number
         assert ahead.next() == (number,)
 
 
-def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(thread: LoopThread) -> None:
+def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(threads: ThreadPool) -> None:
     maker, is_ready = Maker(), threading.Event()
-    ahead = DoubleBuffer(maker, 10, is_ready.is_set, thread)
+    ahead = DoubleBuffer(maker, 10, is_ready.is_set, threads)
     for number in range(4):
         is_ready.clear()
         assert ahead.next() == (number,)
@@ -104,8 +96,8 @@ def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(thread: LoopThr
     assert maker.made == ["asker"] + ["other"] * 4
 
 
-def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(thread: LoopThread) -> None:
-    ahead = DoubleBuffer(Maker(), 3, lambda: False, thread)
+def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(threads: ThreadPool) -> None:
+    ahead = DoubleBuffer(Maker(), 3, lambda: False, threads)
     assert ahead.next() == (0,)
     assert ahead.is_due(1) is False
     assert ahead.next() == (1,)
@@ -115,9 +107,9 @@ def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(thread: LoopThread) 
     assert ahead.is_due(3) is None
 
 
-def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
+def test_an_error_comes_where_its_value_would_have(threads: ThreadPool) -> None:
     maker = Maker(fails_at=2)
-    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() == (1,)
@@ -126,27 +118,21 @@ def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
         ahead.next()
 
 
-def test_nothing_is_gathered_or_logged_while_the_interpreter_ends() -> None:
-    told: list[dict[str, object]] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(context))
-        executor = ThreadPoolExecutor()
-        loop.set_default_executor(executor)
-        executor.shutdown()
-        ahead = DoubleBuffer(Maker(), 10, lambda: True, None)
-        loop.call_soon(_prepare_in_executor, weakref.ref(ahead))
-        await asyncio.sleep(0)
-        assert ahead.next() == (0,)
-
-    asyncio.run(main())
-    assert told == []
+def test_a_consumer_makes_its_values_itself_once_the_threads_are_closed(threads: ThreadPool) -> None:
+    maker = Maker()
+    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
+    assert busy_loop(ahead, maker, 3) == [0, 1, 2]
+    threads.close()
+    found = []
+    for _ in range(7):
+        found.append(ahead.next())
+        time.sleep(BUSY_SECONDS)
+    assert found == [(number,) for number in range(3, 10)]
 
 
-def test_where_values_end_early_nothing_more_is_requested(thread: LoopThread) -> None:
+def test_where_values_end_early_nothing_more_is_requested(threads: ThreadPool) -> None:
     maker = Maker(ends_at=1)
-    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() is None
@@ -154,7 +140,7 @@ def test_where_values_end_early_nothing_more_is_requested(thread: LoopThread) ->
     assert len(maker.made) == 2
 
 
-def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(thread: LoopThread) -> None:
+def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(threads: ThreadPool) -> None:
     begun, may_end = threading.Event(), threading.Event()
     made = []
 
@@ -164,7 +150,7 @@ def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(thread: Loo
         made.append(1)
         return 1
 
-    ahead = DoubleBuffer(slow, 10, lambda: True, thread)
+    ahead = DoubleBuffer(slow, 10, lambda: True, threads)
     preparing = threading.Thread(target=ahead.prepare)
     preparing.start()
     assert begun.wait(30)

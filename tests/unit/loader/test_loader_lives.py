@@ -43,7 +43,7 @@ def test_gathering_for_an_abandoned_iteration_ends_with_the_close(
 
     def slow(self: BatchPipeline) -> Any:
         nonlocal most_loops
-        if threading.current_thread().name.startswith("asyncio") and not begun.is_set():
+        if threading.current_thread().name.startswith("stoker-gather") and not begun.is_set():
             begun.set()
             assert may_go_on.wait(30)
             time.sleep(0.02)
