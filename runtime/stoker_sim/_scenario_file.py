@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from stoker._base.fields import quote_value, read_toml
 from stoker._base.sizes import MAX_BYTES, parse_bytes
@@ -58,9 +59,18 @@ def read_section(path: Path) -> TomlSection:
 
 
 def field_types(kind: type[Any]) -> dict[str, Any]:
-    """Return the type of each field of a dataclass, by its present name and by its deprecated one if it has one."""
-    types = get_type_hints(kind)
+    """Return the type of each field of a dataclass, by its present name and by its deprecated one if it has one.
+
+    For a field that may also be None, which a file expresses by leaving it out, that is the other type.
+    """
+    types = {name: _without_none(hint) for name, hint in get_type_hints(kind).items()}
     return types | {old: types[new] for old, new in RENAMED.get(kind.__name__, {}).items()}
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the type in a hint ``type | None``, or the hint."""
+    others = [each for each in get_args(hint) if each is not NoneType]
+    return others[0] if NoneType in get_args(hint) and len(others) == 1 else hint
 
 
 class TomlSection:
@@ -323,7 +333,7 @@ def _parse_bucket(section: TomlSection) -> BucketModel:
 def _parse_order(section: TomlSection, nodes: int) -> OrderConfig:
     shuffle = section.choice("shuffle", ("none", "block", "window", "full"), "window")
     defaults = {"lanes": nodes} if "lanes" not in section else {}
-    return section.create_config(OrderConfig, shuffle=shuffle, **defaults)
+    return section.create_config(OrderConfig, shuffle=shuffle, unit_bytes=None, **defaults)  # units are not simulated
 
 
 def _parse_pipeline(section: TomlSection, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:

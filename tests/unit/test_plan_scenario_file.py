@@ -76,7 +76,7 @@ def test_given_figures_are_used(tmp_path: Path) -> None:
     """
     node = """
         schedule = { kind = "fetch-size", fetch_size = 4, threshold = 2 }
-        fetch = { hedge = false, attempts = 3 }
+        fetch = { hedge = false, attempts = 3, start_concurrency = 20 }
         [[node.caches]]
         kind = "memory"
         limit_bytes = "4MiB"
@@ -94,6 +94,7 @@ def test_given_figures_are_used(tmp_path: Path) -> None:
     assert (scenario.feed.order.shuffle, scenario.feed.order.lanes, scenario.feed.end_epoch) == ("block", 4, 2)
     assert scenario.feed.schedule == FetchSize(4, 2)
     assert (scenario.feed.fetch.hedge, scenario.feed.fetch.attempts) == (False, 3)
+    assert scenario.feed.fetch.start_concurrency == 20
     assert [(each.name, each.limit_bytes, each.policy) for each in scenario.caches] == [
         ("memory", 4 << 20, "next-use"),
         ("disk", 8 << 20, "lru"),

@@ -47,7 +47,7 @@ class LookAhead:
         start_items: number of items to fetch at once at the start of a run, behind those of its first step.
         max_start_items: number of items at once that ends the start.
         tail_items: number of items that the first step still lacks from which on others are fetched, too: they use the
-            part of the link that so few small items leave idle; 0 if the items are large.
+            part of the link that a few small items leave idle; 0 if the items are large.
     """
 
     def __init__(self, item_bytes: float, link: LinkUse) -> None:

@@ -109,7 +109,7 @@ def _collect_fields(what: str) -> Iterator[set[str]]:
 
     def noted_config(section: TomlSection, kind: type[Any], **given: Any) -> Any:
         for name, hint in field_types(kind).items():
-            if hint in (int, float, bool):
+            if hint in (int, float, bool) and name not in given:
                 note(section, name)
         return config(section, kind, **given)
 
