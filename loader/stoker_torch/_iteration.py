@@ -56,6 +56,11 @@ _POLL_SECONDS = 0.005
 """Time between checks whether the next value can be made without waiting, while the consumer is busy."""
 
 
+_no_fork = threading.Lock()
+"""Held by a thread that prepares a value, and by one that forks: what the former locks stays locked in the child."""
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release)
+
+
 class DoubleBuffer(Generic[T]):
     """Makes values one after the other, and one of them ahead while the consumer is busy.
 
@@ -121,11 +126,12 @@ class DoubleBuffer(Generic[T]):
         """
         if call != self._calls or self._is_ended or not self._remaining:
             return None
-        return self._is_ready()
+        with _no_fork:
+            return self._is_ready()
 
     def prepare(self) -> None:
         """Make a value ahead, unless there is one already or ``make`` would wait."""
-        with self._lock:
+        with self._lock, _no_fork:
             self._preparing = threading.get_ident()
             try:
                 if self._ready is None and self._remaining and not self._is_ended and self._is_ready():

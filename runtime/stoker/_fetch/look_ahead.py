@@ -41,6 +41,8 @@ class LookAhead:
     Args:
         item_bytes: mean size of an item, in bytes.
         link: the link that items are read over.
+        epoch_items: number of items of an epoch. Of few small items, no more are fetched at once than of large ones: a
+            cache or a tier is to have an epoch's items before the next one asks for them.
 
     Attributes:
         link: the link that items are read over.
@@ -50,10 +52,11 @@ class LookAhead:
             part of the link that a few small items leave idle; 0 if the items are large.
     """
 
-    def __init__(self, item_bytes: float, link: LinkUse) -> None:
+    def __init__(self, item_bytes: float, link: LinkUse, epoch_items: float = math.inf) -> None:
         self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
         self.link = link
-        per_full_item = min(max(1, round(FULL_ITEM_BYTES / item_bytes)), _MAX_SMALL_ITEMS)
+        most = min(_MAX_SMALL_ITEMS, epoch_items / (4 * START_ITEMS))
+        per_full_item = int(max(1, min(round(FULL_ITEM_BYTES / item_bytes), most)))
         factor = 1 if per_full_item == 1 else _SMALL_START_FACTOR * per_full_item
         self.start_items, self.max_start_items = START_ITEMS * factor, MAX_START_ITEMS * factor
         self.tail_items = START_ITEMS * (factor - 1)

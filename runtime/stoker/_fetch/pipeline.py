@@ -190,7 +190,8 @@ class OpenDataset:
         item_bytes = self.slots.slot_bytes if self.slots.holds_groups else manifest.size_bytes / len(manifest)
         if unit_bytes is not None:
             item_bytes = min(unit_bytes, item_bytes)
-        return LookAhead(item_bytes, self.fetcher.link)
+        epoch_items = manifest.size_bytes / item_bytes / self.config.world_size
+        return LookAhead(item_bytes, self.fetcher.link, epoch_items)
 
     def forecast(self) -> ReadForecast:
         """Return the expected requests and bytes of an epoch of this rank."""

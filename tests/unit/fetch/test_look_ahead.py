@@ -154,6 +154,11 @@ def test_the_tail_of_a_first_step_of_small_items_shares_the_link_with_the_next_i
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("epoch_items", "at_once"), [(12, 3), (48, 24), (10_000, 96)])
+def test_of_a_short_epoch_few_small_items_are_fetched_at_once(epoch_items: float, at_once: int) -> None:
+    assert LookAhead(400, Link(1.0), epoch_items).start_items == at_once
+
+
 def test_one_item_follows_the_first_step_before_its_items_have_arrived_once_bytes_arrive() -> None:
     async def main() -> None:
         bench = Bench([3, 5, 5], useful_fraction=1.0)

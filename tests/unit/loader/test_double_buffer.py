@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -67,7 +69,7 @@ def test_a_busy_loop_finds_its_values_made(threads: ThreadPool) -> None:
 
 
 def test_a_loop_that_asks_at_once_makes_its_values_itself(threads: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_torch._iteration._MIN_BUSY_SECONDS", 1e6)
+    monkeypatch.setattr("stoker_torch._iteration._MIN_BUSY_SECONDS", 1.0)
     maker = Maker()
     ahead = DoubleBuffer(maker, 100, lambda: True, threads)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
@@ -138,6 +140,28 @@ def test_where_values_end_early_nothing_more_is_requested(threads: ThreadPool) -
     assert ahead.next() is None
     assert ahead.next() is None
     assert len(maker.made) == 2
+
+
+def test_a_fork_waits_for_the_value_that_is_being_made(threads: ThreadPool) -> None:
+    lock, begun = threading.Lock(), threading.Event()
+
+    def make() -> int:
+        with lock:
+            begun.set()
+            time.sleep(0.1)
+        return 1
+
+    ahead = DoubleBuffer(make, 10, lambda: True, threads)
+    preparing = threading.Thread(target=ahead.prepare)
+    preparing.start()
+    assert begun.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from Python 3.12 on
+        child = os.fork()
+    if not child:
+        os._exit(0 if lock.acquire(timeout=10) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    preparing.join()
 
 
 def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(threads: ThreadPool) -> None:
