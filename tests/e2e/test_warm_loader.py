@@ -71,7 +71,7 @@ def test_once_the_nodes_are_there_epochs_come_from_the_tier_and_every_sample_onc
 
 def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"{URL}&keep_warm=1s&wake=60s&write=60s"
-    with nodes(monkeypatch), Loader(data, batch_size=16, warm=url, window=2, memory="150KB", epochs=100) as loader:
+    with nodes(monkeypatch), Loader(data, batch_size=16, warm=url, window=2, memory="150KB", epochs=100_000) as loader:
         supply, super_samples = loader._resources, len(stoker.Dataset(data).manifest)
 
         def proxy_statistics() -> ProxyStatistics:

@@ -238,4 +238,5 @@ def test_packing_writes_what_is_reckoned(super_samples: int, monkeypatch: pytest
     with stoker.Packer(url, schema={"x": stoker.Array("int64")}, super_sample_bytes=12) as packer:
         packer.extend({"x": number} for number in range(super_samples))
     assert sum(key.startswith("data/") for key in writes) == super_samples
-    assert packing_traffic(super_samples, 0).requests[Operation.PUT] == len(writes)
+    reckoned = packing_traffic(super_samples, 0).requests[Operation.PUT]
+    assert 0 <= reckoned - len(writes) <= reckoned // 50, "uploads that end at the same time share a record"
