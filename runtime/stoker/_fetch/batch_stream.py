@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.computed import cached_property
 from stoker._base.task_group import end_tasks
 from stoker._base.threads import LoopThread
 from stoker._fetch.gather import Columns, RowLocations, concatenate, gather

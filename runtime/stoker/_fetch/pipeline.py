@@ -12,9 +12,9 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
+from stoker._base.computed import cached_property
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread

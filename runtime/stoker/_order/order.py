@@ -36,7 +36,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -44,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
+from stoker._base.computed import cached_property
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._format.supersample import FORMAT

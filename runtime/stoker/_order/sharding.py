@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.computed import cached_property
 from stoker.errors import ConfigError
 
 _MAX_ENUMERATED_LANES = 1024

@@ -7,11 +7,10 @@ super-sample is what follows its head. Units are numbered in packed order.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.computed import cached_property
 from stoker._format.manifest import ManifestRows, sample_starts
 
 
