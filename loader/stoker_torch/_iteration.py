@@ -166,11 +166,12 @@ def _prepare_later(reference: weakref.ref[DoubleBuffer[T]], call: int, delay_sec
     During the delay the consumer leaves its call, for which it needs the interpreter lock, too.
     """
     time.sleep(delay_seconds)
-    while (ahead := reference()) is not None and ahead.is_due(call) is False:
+    while (ahead := reference()) is not None and (is_due := ahead.is_due(call)) is not None:
+        if is_due:
+            ahead.prepare()
+            return
         del ahead  # or this thread would keep it alive
         time.sleep(_POLL_SECONDS)
-    if ahead is not None and ahead.is_due(call):
-        ahead.prepare()
 
 
 @dataclass(slots=True, kw_only=True)
