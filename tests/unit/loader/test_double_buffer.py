@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker_torch import Loader
-from stoker_torch._iteration import DoubleBuffer
+from stoker_torch._double_buffer import DoubleBuffer
 from stoker_torch._user_functions import ThreadPool
 
 BUSY_SECONDS = 0.02
@@ -69,7 +69,7 @@ def test_a_busy_loop_finds_its_values_made(threads: ThreadPool) -> None:
 
 
 def test_a_loop_that_asks_at_once_makes_its_values_itself(threads: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_torch._iteration._MIN_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("stoker_torch._double_buffer._MIN_BUSY_SECONDS", 1.0)
     maker = Maker()
     ahead = DoubleBuffer(maker, 100, lambda: True, threads)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
