@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,18 +19,16 @@ from statistics import median
 import numpy as np
 
 import stoker
-from stoker._fetch.fetcher import Fetcher
+from benchmarks.throughput import fetch
 from stoker._fetch.gather import RowLocations, gather
 from stoker._fetch.super_samples import locate_values
-from stoker._format.versions import read_manifest
-from stoker._memory.ring import Ring, anonymous_memory
+from stoker._memory.ring import anonymous_memory
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader
 
 ROUNDS = 5
 _LARGE, _SMALL = 4 << 20, 64 << 10
 """Sizes of objects, in bytes."""
-_CONNECTIONS = 8
 _RING_BYTES, _NEW_BYTES = 256 << 20, 4 << 30
 """Memory to gather from, and to write to for the first time, as much as several loaders use."""
 _BATCHES = 500
@@ -73,27 +70,8 @@ def pack(url: str, size_bytes: int, count: int) -> None:
         packer.extend({"data": noise} for _ in range(count))
 
 
-async def fetch(url: str) -> tuple[int, int]:
-    """Read every object of a data set into a ring and verify it; return their number and bytes."""
-    store = stoker.open_store(url)
-    manifest = await read_manifest(store)
-    ring = Ring(2 * _CONNECTIONS, manifest.largest_bytes)
-    fetcher = Fetcher(store, ring=ring, rng=random.Random(0))
-    rows = iter(range(len(manifest)))
-
-    async def work() -> None:
-        for row in rows:
-            ring.release(await fetcher.fetch(manifest.ref(row)))
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_CONNECTIONS):
-            group.create_task(work())
-    await store.close()
-    return len(manifest), manifest.size_bytes
-
-
 def fetch_all(url: str) -> None:
-    """Run :func:`fetch` on an event loop of its own."""
+    """Run :func:`~benchmarks.throughput.fetch` on an event loop of its own."""
     asyncio.run(fetch(url))
 
 

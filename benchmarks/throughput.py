@@ -84,9 +84,9 @@ def pack(images: np.ndarray, url: str) -> list[str]:
     return [f"/stoker/images/{packer.manifest.key(row)}" for row in range(len(packer.manifest))]
 
 
-async def fetch(epochs: int) -> None:
-    """Fetch every object of ``epochs`` epochs into a ring, verify it, and discard it."""
-    store = stoker.open_store(URL)
+async def fetch(url: str, epochs: int = 1) -> tuple[int, int]:
+    """Fetch every object of a data set ``epochs`` times, verify and discard it; return their number and bytes."""
+    store = stoker.open_store(url)
     manifest = await read_manifest(store)
     ring = Ring(2 * CONNECTIONS, manifest.largest_bytes)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(0))
@@ -100,6 +100,7 @@ async def fetch(epochs: int) -> None:
         for _ in range(CONNECTIONS):
             group.create_task(work())
     await store.close()
+    return len(manifest) * epochs, manifest.size_bytes * epochs
 
 
 def deliver(loader: Loader, epochs: int) -> None:
@@ -126,7 +127,7 @@ def measure(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
                 stats = loader.stats()
                 first_batch.append(stats.construction_seconds + (stats.first_batch_seconds or 0.0))
             with stopwatch(found["fetcher"], SAMPLES * EPOCHS):
-                asyncio.run(fetch(EPOCHS))
+                asyncio.run(fetch(URL, EPOCHS))
             with Loader(MEMORY_URL, batch_size=BATCH, epochs=EPOCHS + 1) as loader:
                 deliver(loader, 1)
                 with stopwatch(found["memory"], SAMPLES * EPOCHS):
