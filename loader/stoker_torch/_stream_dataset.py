@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from stoker_torch._ranks import (
     uses_loader_length,
     warn_about_length,
 )
+from stoker_torch._shared_batches import SharedBatch, forget_ended_workers
 from stoker_torch._state import SourceState, StreamState
 from stoker_torch._statistics import LoaderPlan
 from stoker_torch._stream_reader import (
@@ -112,6 +114,7 @@ class StreamDataset(IterableDataset[Any]):
         self._board = EpochBoard()
         self._loaded_state: _LoadedState | None = None
         self._is_length_trusted = False
+        weakref.finalize(self, forget_ended_workers).atexit = False
         try:
             self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
@@ -209,10 +212,11 @@ class StreamDataset(IterableDataset[Any]):
         iteration = self._begin(Worker.current()) if iteration is None else iteration
         cursor = self._cursor
         assert cursor is not None  # noqa: S101 - the iteration has just begun
+        buffers = cursor.reader.buffers
         try:
             for batch in iteration:
                 if self.batch_size is not None:
-                    yield batch
+                    yield SharedBatch(batch, buffers) if type(batch) is dict and buffers is not None else batch
                     continue
                 for sample in split_samples(batch, cursor.share, cursor.position, cursor.fetched_position):
                     if self._cursor is not cursor:

@@ -29,6 +29,7 @@ from stoker._order.sharding import WorkerSharding
 from stoker.errors import ConfigError
 from stoker_torch._iteration import BatchIteration, Cursor, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
+from stoker_torch._shared_batches import SharedBuffers
 
 _TAG_BITS, _EPOCH_BITS = 20, 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
@@ -227,6 +228,9 @@ class StreamReader:
         pipeline_config = replace(pipeline_config, worker=worker.number, workers=worker.count)
         if self.is_chunked:
             pipeline_config = replace(pipeline_config, batch_size=_chunk_samples(manifest))
+        self.buffers = SharedBuffers() if worker.is_child and not self.is_chunked else None
+        if self.buffers is not None and not has_functions(resources.config):
+            resources.arrays = self.buffers
         self.pipeline = resources.active_pipeline = resources.create_pipeline(manifest, pipeline_config)
         assert isinstance(self.pipeline.partition, WorkerSharding)  # noqa: S101 - the config names workers
         self.share = self.pipeline.partition

@@ -216,6 +216,18 @@ _log = logging.getLogger("stoker")
 _MIN_BUFFER_BYTES = 4096
 
 
+def gather_rows_into(
+    target: NDArray[np.uint8], memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
+) -> NDArray[np.uint8]:
+    """Gather rows as :func:`stoker._fetch.gather.gather_rows` does, into an array of their size; return its rows."""
+    rows = target.reshape(len(addresses), row_bytes)
+    starts = max(0, len(memory) - row_bytes + 1)
+    everything = torch.frombuffer(memory, dtype=torch.uint8)
+    overlapping = everything.as_strided((starts, row_bytes), (1, 1))
+    torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(rows))
+    return rows
+
+
 @dataclass(slots=True)
 class _Buffer:
     memory: NDArray[np.uint8]
@@ -242,12 +254,7 @@ class BufferPool(BatchArrays):
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
         """Return rows as :func:`stoker._fetch.gather.gather_rows` does, in a buffer of the pool."""
-        target = self.empty(len(addresses) * row_bytes).reshape(len(addresses), row_bytes)
-        starts = max(0, len(memory) - row_bytes + 1)
-        everything = torch.frombuffer(memory, dtype=torch.uint8)
-        overlapping = everything.as_strided((starts, row_bytes), (1, 1))
-        torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(target))
-        return target
+        return gather_rows_into(self.empty(len(addresses) * row_bytes), memory, addresses, row_bytes)
 
     def empty(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return a free buffer's first bytes; sizes of buffers are powers of two, so that columns can share them."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -25,7 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 import stoker
 from stoker import Order, OrderConfig
 from stoker.errors import ConfigError, MemoryBudgetError, SampleError, StateError, StokerError
-from stoker_torch import Budget, RaggedColumn, StreamDataset, merge_states
+from stoker_torch import Budget, RaggedColumn, StreamDataset, _shared_batches, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
 
 pytestmark = [
@@ -448,3 +450,98 @@ def test_values_that_were_decoded_in_workers_are_collated(url: str) -> None:
 def test_workers_read_nothing_behind_the_last_epoch(url: str, persistent: bool) -> None:
     batches = forked(dataset(url, epochs=2), 2, persistent_workers=persistent)
     assert [len(numbers(batches)) for _ in range(4)] == [SAMPLES, SAMPLES, 0, 0]
+
+
+# Batches in shared memory.
+
+PIXELS = 12_000
+
+
+def image_of(number: int) -> dict[str, Any]:
+    file = bytes([number % 249]) * (PIXELS + number)
+    return {"x": number, "image": np.full(PIXELS, number % 251, np.uint8), "file": file}
+
+
+@pytest.fixture(scope="module")
+def images_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a data set whose batches are large enough for shared memory."""
+    folder = tmp_path_factory.mktemp("images") / "train"
+    schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (PIXELS,)), "file": stoker.Bytes()}
+    with stoker.Packer(folder, schema=schema, super_sample_bytes=500_000) as packer:
+        packer.extend(
+            {
+                "x": index,
+                "image": np.full(PIXELS, index % 251, np.uint8),
+                "file": bytes([index % 249]) * (PIXELS + index),
+            }
+            for index in range(SAMPLES)
+        )
+    return str(folder)
+
+
+def check_images(batch: dict[str, Any]) -> list[int]:
+    """Check that the rows of a batch belong together, and return their numbers."""
+    for number, image, file in zip(batch["x"].tolist(), batch["image"], batch["file"], strict=True):
+        packed = image_of(number)
+        assert np.array_equal(image, packed["image"])
+        assert file == packed["file"]
+    return list(batch["x"].tolist())
+
+
+def only_images(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"image": batch["image"], "x": batch["x"].float()}
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["fresh", "kept"])
+def test_large_batches_are_whole_in_every_epoch_and_leave_no_memory(
+    images_url: str, context: str, is_kept: bool
+) -> None:
+    data = StreamDataset(images_url, batch_size=64, memory="30MB")
+    loader = forked(data, 2, None, multiprocessing_context=context, persistent_workers=is_kept)
+    for _ in range(2):
+        assert sorted(number for batch in loader for number in check_images(batch)) == list(range(SAMPLES))
+    kept = list(loader)
+    assert sorted(number for batch in kept for number in check_images(batch)) == list(range(SAMPLES))
+    del loader, data
+    gc.collect()
+    assert not _shared_batches._mappings
+    assert sorted(number for batch in kept for number in check_images(batch)) == list(range(SAMPLES))
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_large_batches_of_functions_come_whole_too(images_url: str) -> None:
+    decode: dict[str, Callable[[Any], Any]] = {"image": lambda image: image.float() / 2}
+    data = StreamDataset(images_url, batch_size=64, decode=decode, memory="30MB")
+    seen = []
+    for batch in forked(data, 2, None):
+        assert batch["image"].dtype == torch.float32
+        assert batch["image"][:, -1].tolist() == [number % 251 / 2 for number in batch["x"].tolist()]
+        seen += batch["x"].tolist()
+    assert sorted(seen) == list(range(SAMPLES))
+    del batch
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_large_batches_pass_through_the_functions_of_a_dataloader_and_iterators_side_by_side(images_url: str) -> None:
+    loader = forked(StreamDataset(images_url, batch_size=64, memory="30MB"), 2, None, collate_fn=only_images)
+    ones: list[float] = []
+    others: list[float] = []
+    for one, other in zip(loader, loader, strict=True):
+        for batch, seen in ((one, ones), (other, others)):
+            assert batch["image"][:, 7].tolist() == [int(number) % 251 for number in batch["x"].tolist()]
+            seen += batch["x"].tolist()
+    assert sorted(ones) == sorted(others) == list(range(SAMPLES))
+    del one, other, batch
+
+
+def test_batches_that_arrived_stay_whole_when_their_worker_is_killed(images_url: str) -> None:
+    batches: Any = iter(forked(StreamDataset(images_url, batch_size=8, memory="30MB"), 1, None))
+    kept = [next(batches) for _ in range(5)]
+    worker = batches._workers[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"worker .*(killed|exited)"):
+        kept.extend(batches)
+    for batch in kept:
+        check_images(batch)
