@@ -191,18 +191,16 @@ class LinkUse:
         self._min_first_byte_seconds = min(self._min_first_byte_seconds, first_byte_seconds)
         self._min_byte_seconds = min(self._min_byte_seconds, byte_seconds)
 
+    def alone_seconds(self, size_bytes: float) -> float:
+        """Return the time that a request takes alone on the link, in seconds; infinity before 8 requests."""
+        return self._min_first_byte_seconds + size_bytes * self._min_byte_seconds
+
     @property
     def useful_fraction(self) -> float:
         """The fraction, 0 to 1; 1 before 8 requests."""
         if len(self._recent) < _RECENT_REQUESTS:
             return 1.0
-        return min(
-            1.0,
-            median(
-                (self._min_first_byte_seconds + each.size_bytes * self._min_byte_seconds) / each.seconds
-                for each in self._recent
-            ),
-        )
+        return min(1.0, median(self.alone_seconds(each.size_bytes) / each.seconds for each in self._recent))
 
 
 _BURST_SECONDS = 0.1

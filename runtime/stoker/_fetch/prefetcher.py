@@ -8,10 +8,12 @@ it waits, and fetches in flight, which cannot be moved, end.
 A run starts slowly: the items of the first step are fetched alone, until the first of their requests is complete; then
 one more, whose first bytes arrive when theirs end; behind them (small ones: once few of them are missing) three items
 at a time (small ones: more), and one more with each arrival, up to eight. Concurrent fetches share the bandwidth and
-arrive together, late; limiting them makes the next item arrive first. The first 16 items are read in parallel ranges:
-after them, enough items are ahead of the consumer to read whole ones. From then on a
+arrive together, late; limiting them makes the next item arrive first. From then on a
 :class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that a run uses no more new memory than the link
 needs, and fills the ring with time.
+
+The first 16 items are read in parallel ranges, and up to 48 more until enough items are ready: if the consumer is
+close behind, it would wait for an item that takes the time of a whole read.
 
 A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
 the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
@@ -30,7 +32,7 @@ from typing import Generic, Protocol, TypeVar
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.config import Progress, Schedule
-from stoker._fetch.look_ahead import MAX_START_ITEMS, START_ITEMS, LookAhead
+from stoker._fetch.look_ahead import MAX_START_ITEMS, MIN_ITEMS, START_ITEMS, LookAhead
 from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import (
     ChecksumError,
@@ -42,7 +44,8 @@ from stoker.errors import (
     TransientError,
 )
 
-_SPLIT_ITEMS = 16
+_MIN_SPLIT_ITEMS, _MAX_SPLIT_ITEMS = 16, 64
+"""Number of items that a run reads in parallel ranges at its start."""
 _MIN_WAITED_FRACTION = 0.5
 """Fraction of a fetch's time that the consumer must have waited for its error to be raised to the consumer."""
 
@@ -155,6 +158,7 @@ class Prefetcher(Generic[Ref]):
         self._first_step: int | None = None
         self._first_missing = 0
         self._has_bytes = False
+        self._are_split = True
         self._start_items = START_ITEMS if look_ahead is None else look_ahead.start_items
         self._max_start_items = MAX_START_ITEMS if look_ahead is None else look_ahead.max_start_items
         self._tail_items = 0 if look_ahead is None else look_ahead.tail_items
@@ -377,8 +381,18 @@ class Prefetcher(Generic[Ref]):
             return False
         return self.stats.issued - self._consumed >= self._look_ahead.limit() + self._most_step_items
 
+    def _is_urgent(self, item: Item[Ref]) -> bool:
+        """Return whether an item that is being issued goes before others, and is read in parallel ranges."""
+        if item.index <= self._last_wanted or item.step == self._first_step or item.index < _MIN_SPLIT_ITEMS:
+            return True
+        is_close = self.stats.fetched - self._consumed < MIN_ITEMS + self._most_step_items
+        is_split = is_close and self._look_ahead is not None and self._look_ahead.gains_from_ranges()
+        if not is_split or item.index >= _MAX_SPLIT_ITEMS:
+            self._are_split = False  # from now on: later items must not overtake this one
+        return self._are_split
+
     async def _fetch_item(self, item: Item[Ref], idle_seconds: float) -> None:
-        urgent = item.index <= self._last_wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
+        urgent = self._is_urgent(item)
         begun_seconds = asyncio.get_running_loop().time()
         outcome: int | Exception
         try:

@@ -40,9 +40,12 @@ class Reader:
 class Link(LinkUse):
     """A link whose requests slow each other down to the same extent, however many there are."""
 
-    def __init__(self, useful_fraction: float) -> None:
+    def __init__(self, useful_fraction: float, alone_seconds: float = FETCH_SECONDS) -> None:
         super().__init__()
-        self._useful_fraction = useful_fraction
+        self._useful_fraction, self._alone_seconds = useful_fraction, alone_seconds
+
+    def alone_seconds(self, size_bytes: float) -> float:
+        return self._alone_seconds
 
     @property
     def useful_fraction(self) -> float:
@@ -52,8 +55,14 @@ class Link(LinkUse):
 class Bench:
     """A prefetcher with a look-ahead; the given numbers of items belong to the steps 0, 1, 2 …"""
 
-    def __init__(self, items_of_steps: list[int], useful_fraction: float, item_bytes: float = ITEM_BYTES) -> None:
-        self.ring, self.link = Ring(SLOTS, 1), Link(useful_fraction)
+    def __init__(
+        self,
+        items_of_steps: list[int],
+        useful_fraction: float,
+        item_bytes: float = ITEM_BYTES,
+        alone_seconds: float = FETCH_SECONDS,
+    ) -> None:
+        self.ring, self.link = Ring(SLOTS, 1), Link(useful_fraction, alone_seconds)
         self.reader = Reader(self.ring)
         steps = [step for step, items in enumerate(items_of_steps) for _ in range(items)]
         items = iter([Item(index, index, step) for index, step in enumerate(steps)])
@@ -206,3 +215,64 @@ def test_empty_objects_and_instants_tell_nothing_of_the_link() -> None:
         link.record(CompletedRequest(0, 0.1, 0.1))
         link.record(CompletedRequest(100, 0.0, 0.0))
     assert link.useful_fraction == 1.0
+
+
+PIECES, CONNECTIONS = 4, 7
+
+
+class SharedLinkReader(Reader):
+    """Reads an item through one of seven connections in 115 ms, or in four ranges; each range has a connection."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self._connections = asyncio.Semaphore(CONNECTIONS)
+        self.split: list[bool] = []
+
+    async def fetch(self, ref: int, *, urgent: bool = False) -> int:
+        pieces = PIECES if urgent else 1
+        with self._ring.fill_slot(str(ref), 1) as slot:
+            self.split.append(urgent)
+            await asyncio.gather(*(self._read(0.09 / pieces) for _ in range(pieces)))
+        return slot
+
+    async def _read(self, seconds: float) -> None:
+        await asyncio.sleep(0.025)
+        async with self._connections:
+            await asyncio.sleep(seconds)
+
+
+async def count_split_items(useful_fraction: float, alone_seconds: float, step_seconds: float) -> tuple[int, list[int]]:
+    """Return how many items are split at the start of a run, and the steps that wait for items, after the first."""
+    bench = Bench([3] * 40, useful_fraction, alone_seconds=alone_seconds)
+    bench.reader = bench.prefetcher._reader = SharedLinkReader(bench.ring)
+    running = asyncio.create_task(bench.prefetcher.run())
+    late_steps = []
+    for step in range(30):
+        items = range(3 * step, 3 * step + 3)
+        bench.prefetcher.advance(step, items[-1] + 1)
+        if step and any(bench.prefetcher.ready(index) is None for index in items):
+            late_steps.append(step)
+        for index in items:
+            await bench.prefetcher.wait(index)
+            bench.prefetcher.release(index)
+        await asyncio.sleep(step_seconds)
+    split = bench.reader.split
+    await end(running, bench)
+    return split.index(False), late_steps
+
+
+@pytest.mark.parametrize(("useful_fraction", "alone_seconds"), [(0.2, 0.115), (0.9, 0.01)])
+def test_items_behind_the_first_16_are_split_if_the_consumer_would_wait_and_the_link_is_neither_full_nor_fast(
+    useful_fraction: float, alone_seconds: float
+) -> None:
+    split, late_steps = run_virtual(count_split_items(useful_fraction, alone_seconds, 0.05))
+    assert split == 16
+    assert late_steps == [1, 5]
+    split, late_steps = run_virtual(count_split_items(0.9, 0.115, 0.05))
+    assert split > 16
+    assert late_steps == [1]
+
+
+@pytest.mark.parametrize(("step_seconds", "least", "most"), [(0.0, 64, 64), (0.1, 32, 48), (0.3, 17, 24)])
+def test_items_are_split_until_enough_are_ready_but_no_more_than_64(step_seconds: float, least: int, most: int) -> None:
+    assert least <= run_virtual(count_split_items(0.9, 0.115, step_seconds))[0] <= most
