@@ -32,6 +32,8 @@ _SMALL_START_FACTOR = 2
 """Small items wait at the start for a head, and then for their bytes: for twice the latency, twice as many."""
 GROWTH_BYTES_PER_SECOND = 100e6
 """Growth of the limit: a twentieth of the rate at which memory can be touched for the first time."""
+_MAX_SPLIT_ITEMS = 64
+"""Number of items of a run's first epoch that may be read in parallel ranges, each of which is a request to pay."""
 _SLOW_READ_SECONDS, _IDLE_LINK_FRACTION = 0.05, 0.6
 """An item arrives much sooner in parallel ranges if a whole read takes longer than this, and if most of the requests in
 flight are needed to fill the link."""
@@ -57,7 +59,7 @@ class LookAhead:
 
     def __init__(self, item_bytes: float, link: LinkUse, epoch_items: float = math.inf) -> None:
         self._seconds_per_item = item_bytes / GROWTH_BYTES_PER_SECOND
-        self._item_bytes, self.link = item_bytes, link
+        self._item_bytes, self._max_split_items, self.link = item_bytes, min(_MAX_SPLIT_ITEMS, epoch_items), link
         most = min(_MAX_SMALL_ITEMS, epoch_items / (4 * START_ITEMS))
         per_full_item = int(max(1, min(round(FULL_ITEM_BYTES / item_bytes), most)))
         factor = 1 if per_full_item == 1 else _SMALL_START_FACTOR * per_full_item
@@ -75,8 +77,10 @@ class LookAhead:
         """Return the maximum number of items that are issued and not used yet."""
         return max(self._min_items, math.ceil(max(self._recent))) + int(self._growth())
 
-    def gains_from_ranges(self) -> bool:
-        """Return whether an item arrives much sooner in parallel ranges, which use a part of the link that is idle."""
+    def gains_from_ranges(self, index: int) -> bool:
+        """Return whether item ``index`` arrives much sooner in parallel ranges: the link is slow, and not full."""
+        if index >= self._max_split_items:
+            return False
         is_slow = self.link.alone_seconds(self._item_bytes) >= _SLOW_READ_SECONDS
         return is_slow and self.link.useful_fraction >= _IDLE_LINK_FRACTION
 

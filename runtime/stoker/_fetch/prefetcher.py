@@ -12,8 +12,8 @@ arrive together, late; limiting them makes the next item arrive first. From then
 :class:`~stoker._fetch.look_ahead.LookAhead` limits the items ahead, so that a run uses no more new memory than the link
 needs, and fills the ring with time.
 
-The first 16 items are read in parallel ranges, and up to 48 more until enough items are ready: if the consumer is
-close behind, it would wait for an item that takes the time of a whole read.
+The first 16 items are read in parallel ranges, and up to 48 more of the first epoch until enough items are ready: if
+the consumer is close behind, it would wait for an item that takes the time of a whole read.
 
 A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
 the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
@@ -44,8 +44,7 @@ from stoker.errors import (
     TransientError,
 )
 
-_MIN_SPLIT_ITEMS, _MAX_SPLIT_ITEMS = 16, 64
-"""Number of items that a run reads in parallel ranges at its start."""
+_SPLIT_ITEMS = 16
 _MIN_WAITED_FRACTION = 0.5
 """Fraction of a fetch's time that the consumer must have waited for its error to be raised to the consumer."""
 
@@ -383,11 +382,10 @@ class Prefetcher(Generic[Ref]):
 
     def _is_urgent(self, item: Item[Ref]) -> bool:
         """Return whether an item that is being issued goes before others, and is read in parallel ranges."""
-        if item.index <= self._last_wanted or item.step == self._first_step or item.index < _MIN_SPLIT_ITEMS:
+        if item.index <= self._last_wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS:
             return True
         is_close = self.stats.fetched - self._consumed < MIN_ITEMS + self._most_step_items
-        is_split = is_close and self._look_ahead is not None and self._look_ahead.gains_from_ranges()
-        if not is_split or item.index >= _MAX_SPLIT_ITEMS:
+        if not is_close or self._look_ahead is None or not self._look_ahead.gains_from_ranges(item.index):
             self._are_split = False  # from now on: later items must not overtake this one
         return self._are_split
 

@@ -163,6 +163,11 @@ def test_the_tail_of_a_first_step_of_small_items_shares_the_link_with_the_next_i
     run_virtual(main())
 
 
+def test_only_items_of_the_first_epoch_are_split() -> None:
+    ahead = LookAhead(ITEM_BYTES, Link(0.9, 0.115), epoch_items=20)
+    assert [index for index in range(40) if ahead.gains_from_ranges(index)] == list(range(20))
+
+
 @pytest.mark.parametrize(("epoch_items", "at_once"), [(12, 3), (48, 24), (10_000, 96)])
 def test_of_a_short_epoch_few_small_items_are_fetched_at_once(epoch_items: float, at_once: int) -> None:
     assert LookAhead(400, Link(1.0), epoch_items).start_items == at_once
