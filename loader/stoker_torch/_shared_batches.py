@@ -12,6 +12,7 @@ batches is left.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
@@ -41,6 +42,8 @@ _MIN_GATHERED_BYTES = 256 << 10
 _MAX_BUFFERS = 32
 """Buffers of a worker, each with a file descriptor. If the training loop keeps more, the pipe takes the others."""
 _ALIGNMENT_BYTES = 64
+
+_log = logging.getLogger("stoker")
 
 
 class SharedBatch(dict[str, Any]):
@@ -108,6 +111,7 @@ class SharedBuffers(BatchArrays):
         super().__init__(reused=0)
         self._owner = os.getpid(), secrets.randbits(64)
         self._buffers: dict[int, _Buffer] = {}  # by address
+        self._most = _MAX_BUFFERS
         self._lock = threading.Lock()
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
@@ -122,13 +126,24 @@ class SharedBuffers(BatchArrays):
         return np.empty(size_bytes, np.uint8) if size_bytes < _MIN_GATHERED_BYTES else self.find_free(size_bytes)
 
     def find_free(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return the beginning of a free buffer; a new array if the training process has too many."""
+        """Return the beginning of a free buffer; a new array if there is none, which is sent through the pipe."""
         with self._lock:
             free = [buffer for buffer in self._buffers.values() if len(buffer.memory) > size_bytes and buffer.is_free()]
-            if not free and len(self._buffers) == _MAX_BUFFERS:
-                return np.empty(size_bytes, np.uint8)
-            buffer = min(free, key=lambda buffer: len(buffer.memory)) if free else self._add(size_bytes)
-            return buffer.memory[:size_bytes]
+            if free:
+                return min(free, key=lambda buffer: len(buffer.memory)).memory[:size_bytes]
+            if len(self._buffers) < self._most:
+                try:
+                    return self._add(size_bytes).memory[:size_bytes]
+                except OSError as error:  # of a thread of torch's queue, which would lose the batch
+                    self._most = len(self._buffers)
+                    _log.warning(
+                        "worker process %d got no shared memory after %d buffers: %s. Batches that find no free one "
+                        "are sent through a pipe, which is slower; raise the limit of open files (ulimit -n)",
+                        os.getpid(),
+                        self._most,
+                        error,
+                    )
+            return np.empty(size_bytes, np.uint8)
 
     def _add(self, size_bytes: int) -> _Buffer:
         fd = _shared_file()

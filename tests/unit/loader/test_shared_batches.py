@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import os
 import pickle
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_sharer
@@ -179,6 +181,21 @@ def test_batches_beyond_the_buffers_are_sent_through_the_pipe(monkeypatch: pytes
     held = [through_pipe({"x": filled(value, buffers, 300_000)}, buffers) for value in range(8)]
     assert count_buffers(buffers) == 3
     assert [batch["x"].unique().tolist() for batch in held] == [[value] for value in range(8)]
+
+
+def test_without_shared_memory_batches_are_sent_through_the_pipe_and_one_warning_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    buffers = SharedBuffers()
+    through_pipe({"x": filled(1, buffers)}, buffers)
+    monkeypatch.setattr(os, "memfd_create", fail)
+    held = [through_pipe({"x": filled(value, buffers), "y": torch.ones(9000)}, buffers) for value in range(3)]
+    assert [batch["x"].unique().tolist() for batch in held] == [[0], [1], [2]]
+    (record,) = caplog.records
+    assert re.search(r"process \d+ got no shared memory after 1 buffers: .*Too many open files.*ulimit", record.message)
 
 
 def test_a_smaller_batch_takes_a_larger_buffer_and_a_larger_one_a_new_one() -> None:
