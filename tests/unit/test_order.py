@@ -157,7 +157,7 @@ def test_a_window_block_has_one_part_of_every_piece_in_the_window() -> None:
     assert np.diff(lane.block_ends, prepend=0).tolist() == [3, 6, 9, *[12] * 7, 9, 6, 3]
     for block in range(3, 10):
         content = lane.block(block)
-        assert content.pieces == range(block - 3, block + 1)
+        assert content.pieces.tolist() == list(range(block - 3, block + 1))
         assert np.bincount(content.piece_indices).tolist() == [3, 3, 3, 3]
 
 

@@ -113,12 +113,12 @@ class Block:
     """The samples of one delivery block, in order of delivery.
 
     Attributes:
-        pieces: pieces of the lane that may have samples in this block.
-        piece_indices: index of each sample's piece, relative to ``pieces.start``, ``int64 [samples]``.
+        pieces: pieces of the lane that have samples in this block, ascending, ``int64 [pieces]``.
+        piece_indices: index of each sample's piece in ``pieces``, ``int64 [samples]``.
         rows: row of each sample in its super-sample or unit, ``int64 [samples]``.
     """
 
-    pieces: range
+    pieces: NDArray[np.int64]
     piece_indices: NDArray[np.int64]
     rows: NDArray[np.int64]
 
@@ -336,13 +336,12 @@ class Lane:
     def row_indices(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the samples ``[start, end)`` of a block: indices into :meth:`used_pieces`, and rows."""
         content = self.block(block)
-        pieces = content.pieces.start + content.piece_indices[start:end]
-        return np.searchsorted(self.used_pieces(block), pieces), content.rows[start:end]
+        return content.piece_indices[start:end], content.rows[start:end]
 
     def _make_block(self, block: int) -> Block:
-        pieces, used = self.pieces_of(block), self.used_pieces(block)
-        parts = [self._rows_of(piece, block) for piece in used.tolist()]
-        owners = np.repeat(used - pieces.start, [len(part) for part in parts])
+        pieces = self.used_pieces(block)
+        parts = [self._rows_of(piece, block) for piece in pieces.tolist()]
+        owners = np.repeat(np.arange(len(pieces)), [len(part) for part in parts])
         rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if self._order.config.shuffle != "none":
             shuffled = _permutation(self._order, len(rows), Purpose.BLOCK, block, self._lane)
@@ -376,7 +375,7 @@ class Lane:
         begin = int(self.block_ends[block - 1]) if block else 0
         while begin < start + count:
             content = self.block(block)
-            ids = self._order.sample_ids(self.super_samples[content.pieces.start + content.piece_indices], content.rows)
+            ids = self._order.sample_ids(self.super_samples[content.pieces[content.piece_indices]], content.rows)
             parts.append(ids[max(0, start - begin) : start + count - begin])
             begin, block = int(self.block_ends[block]), block + 1
         return np.concatenate(parts)
