@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import google_crc32c
-import numpy as np
+from awscrt import checksums
 
 _POLYNOMIAL = 0x82F63B78  # reflected
 
@@ -13,10 +12,10 @@ _POLYNOMIAL = 0x82F63B78  # reflected
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """Return the CRC-32C of ``data`` appended to bytes with the checksum ``value`` (default 0: no bytes).
 
-    ``data`` is any C-contiguous buffer; it is not copied. About 25 GB/s on large buffers, 0.3 µs on small ones.
+    ``data`` is any C-contiguous buffer; it is not copied. 12 GB/s on buffers that the processor's caches do not have;
+    other threads run meanwhile.
     """
-    # The C function accepts only buffers without a release hook, such as an array view of the same bytes.
-    return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8))) if len(data) else value
+    return int(checksums.crc32c(data, value))
 
 
 def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
