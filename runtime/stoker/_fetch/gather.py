@@ -92,6 +92,11 @@ _LARGE_BYTES = 1 << 20
 FREE_ARRAY_REFERENCES = 2
 """References to an array that neither a batch nor a view refers to: that of its pool, and getrefcount's argument."""
 
+_MAX_LOCKED_ELEMENTS = 500
+"""numpy holds the interpreter lock while it copies at most this many elements."""
+_MIN_UNLOCKED_BYTES = 64 << 10
+"""Copying less takes no longer than a change of threads."""
+
 _WORD_BYTES = (1, 2, 4, 8)
 """Sizes of rows that are copied as integers if they are aligned, in a quarter of the time of other elements."""
 
@@ -106,9 +111,26 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
         words = np.frombuffer(memory, f"u{row_bytes}", len(memory) // row_bytes)
         if words.flags.aligned:
             return words.take(addresses >> row_bytes.bit_length() - 1).view(np.uint8).reshape(len(addresses), row_bytes)
-    shape = (max(0, len(memory) - row_bytes + 1),)
-    elements = np.ndarray(shape, f"V{row_bytes}", memory, strides=(1,))
-    return elements[addresses].view(np.uint8).reshape(len(addresses), row_bytes)
+    rows = len(addresses)
+    addresses, element_bytes = _split_rows(addresses, row_bytes)
+    shape = (max(0, len(memory) - element_bytes + 1),)
+    elements = np.ndarray(shape, f"V{element_bytes}", memory, strides=(1,))
+    return elements[addresses].view(np.uint8).reshape(rows, row_bytes)
+
+
+def _split_rows(addresses: NDArray[np.int64], row_bytes: int) -> tuple[NDArray[np.int64], int]:
+    """Cut large rows into equal elements, enough that other threads run while numpy copies them, if they can be cut.
+
+    Returns:
+        The addresses of the elements, row after row, ``int64 [elements]``, and their size in bytes.
+    """
+    rows = len(addresses)
+    if rows > _MAX_LOCKED_ELEMENTS or rows * row_bytes < _MIN_UNLOCKED_BYTES:
+        return addresses, row_bytes
+    element_bytes = row_bytes
+    while not element_bytes % 2 and rows * (row_bytes // element_bytes) <= _MAX_LOCKED_ELEMENTS:
+        element_bytes //= 2
+    return (addresses[:, np.newaxis] + np.arange(0, row_bytes, element_bytes)).ravel(), element_bytes
 
 
 class BatchArrays:
