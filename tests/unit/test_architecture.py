@@ -179,6 +179,13 @@ def test_importing_the_runtime_loads_no_torch_no_cloud_sdk_and_no_image_codec() 
 
 
 def test_no_tracked_folder_has_a_link_that_leads_out_of_it() -> None:
-    folders = (*{source.split("/")[0] for source in SOURCES.values()}, "benchmarks", "docs", "examples", "tests", "tools")
+    folders = (
+        *{source.split("/")[0] for source in SOURCES.values()},
+        "benchmarks",
+        "docs",
+        "examples",
+        "tests",
+        "tools",
+    )
     paths = [path for folder in folders for path in (ROOT / folder, *(ROOT / folder).iterdir())]
     assert [path for path in paths if path.is_symlink()] == []

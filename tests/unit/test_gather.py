@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -15,7 +17,16 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker import Column, Schema
-from stoker._fetch.gather import BatchArrays, Columns, RaggedValues, RowLocations, concatenate, gather, gather_rows
+from stoker._fetch.gather import (
+    BatchArrays,
+    Columns,
+    RaggedValues,
+    RowLocations,
+    ValueLocations,
+    concatenate,
+    gather,
+    gather_rows,
+)
 from stoker._fetch.super_samples import locate_values
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
@@ -215,3 +226,54 @@ def test_rows_are_copied_from_any_address(row_bytes: int, shift: int) -> None:
     assert rows.tolist() == [data[start : start + row_bytes].tolist() for start in addresses.tolist()]
     with pytest.raises(IndexError):
         gather_rows(data.data, np.array([1000 // row_bytes * row_bytes + shift]), row_bytes)
+
+
+@pytest.mark.parametrize("row_bytes", [65_536, 65_537, 3072, 3 * 257, 999, 24_576])
+@pytest.mark.parametrize("rows", [1, 3, 85, 256, 501])
+def test_large_rows_are_copied_however_they_can_be_cut(row_bytes: int, rows: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 2 * row_bytes + 3, np.uint8)
+    addresses = np.random.default_rng(1).integers(0, row_bytes + 3, rows)
+    addresses[-1] = row_bytes + 3
+    gathered = gather_rows(data.data, addresses, row_bytes)
+    assert all(np.array_equal(row, data[start : start + row_bytes]) for row, start in zip(gathered, addresses.tolist()))
+    with pytest.raises(IndexError):
+        gather_rows(data.data, addresses + 1, row_bytes)
+
+
+@pytest.mark.parametrize("mean_bytes", [20, 8_000, 40_000])
+def test_ragged_values_of_any_size_are_joined(mean_bytes: int) -> None:
+    rng = np.random.default_rng(0)
+    schema = Schema({"b": stoker.Bytes(), "r": stoker.Ragged("int16", (3,))})
+    lengths = rng.integers(0, 2 * mean_bytes, 9)
+    lengths[4] = 0
+    samples = [{"b": rng.bytes(length), "r": rng.integers(0, 99, (length // 6, 3), np.int16)} for length in lengths]
+    picks = [(0, row) for row in rng.permutation(9).tolist()]
+    columns = gather(locate_rows(schema, [built(schema, samples)[0]], picks, gap_bytes=3), schema)
+    assert_same(columns, schema, [samples[row] for _, row in picks])
+
+
+@pytest.mark.parametrize("kind", ["fixed", "ragged"])
+def test_other_threads_run_while_many_bytes_are_gathered(kind: str) -> None:
+    size_bytes, interval_seconds = 1 << 20, sys.getswitchinterval()
+    memory, starts = memoryview(bytearray(size_bytes)), np.zeros(16, np.int64)
+    column = stoker.Array("uint8", (size_bytes,)) if kind == "fixed" else stoker.Bytes()
+    values = ValueLocations(memory, starts, None if kind == "fixed" else starts + size_bytes)
+    located, may_run, has_run = RowLocations(starts, starts, {"x": values}), threading.Lock(), []
+
+    def run() -> None:
+        with may_run:
+            has_run.append(True)
+
+    other = threading.Thread(target=run)
+    with may_run:
+        other.start()
+        sys.setswitchinterval(1e3)  # seconds: a thread that runs loses the interpreter lock only if it releases it
+    try:
+        gathers = 0
+        while not has_run and gathers < 100:
+            gather(located, {"x": column})
+            gathers += 1
+        assert has_run
+    finally:
+        sys.setswitchinterval(interval_seconds)
+        other.join()
