@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _MIN_BUSY_SECONDS = 0.002
 """A loop that asks for the next batch sooner is not busy: a batch from another thread would come later, not sooner."""
-_LEAVE_SECONDS = 0.001
+_LEAVE_SECONDS = 0.0002
 """Time that a busy consumer has to return to its work before the next value is prepared."""
 _POLL_SECONDS = 0.005
 """Time between checks whether the next value can be made without waiting, while the consumer is busy."""

@@ -109,15 +109,29 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
     Raises:
         IndexError: a row does not lie within the memory.
     """
-    if row_bytes in _WORD_BYTES and not (addresses & (row_bytes - 1)).any():
-        words = np.frombuffer(memory, f"u{row_bytes}", len(memory) // row_bytes)
-        if words.flags.aligned:
-            return words.take(addresses >> row_bytes.bit_length() - 1).view(np.uint8).reshape(len(addresses), row_bytes)
+    if row_bytes in _WORD_BYTES and (indices := _word_indices(addresses, row_bytes)) is not None:
+        if (values := _gather_words(memory, indices, row_bytes)) is not None:
+            return values
     rows = len(addresses)
     addresses, element_bytes = _split_rows(addresses, row_bytes)
     shape = (max(0, len(memory) - element_bytes + 1),)
     elements = np.ndarray(shape, f"V{element_bytes}", memory, strides=(1,))
     return elements[addresses].view(np.uint8).reshape(rows, row_bytes)
+
+
+def _word_indices(addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.int64] | None:
+    """Return addresses as indices of words of ``row_bytes`` bytes, or None if some are not aligned."""
+    if (addresses & (row_bytes - 1)).any():
+        return None
+    return addresses >> row_bytes.bit_length() - 1
+
+
+def _gather_words(memory: memoryview, indices: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8] | None:
+    """Return words of the memory, ``uint8 [len(indices), row_bytes]``, or None if it does not begin with a word."""
+    words = np.frombuffer(memory, f"u{row_bytes}", len(memory) // row_bytes)
+    if not words.flags.aligned:
+        return None
+    return words.take(indices).view(np.uint8).reshape(len(indices), row_bytes)
 
 
 def _split_rows(addresses: NDArray[np.int64], row_bytes: int) -> tuple[NDArray[np.int64], int]:
@@ -152,10 +166,21 @@ class BatchArrays:
 
     def __init__(self, reused: int = 3) -> None:
         self._large: deque[NDArray[np.uint8]] = deque(maxlen=reused)
+        self._words: dict[int, tuple[NDArray[np.int64], NDArray[np.int64] | None]] = {}  # by row_bytes
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
-        """Return rows as :func:`gather_rows` does."""
-        return gather_rows(memory, addresses, row_bytes)
+        """Return rows as :func:`gather_rows` does; ``addresses`` must not change afterwards.
+
+        Columns of one width often have the same addresses in different memory, so those of words are computed once.
+        """
+        if row_bytes not in _WORD_BYTES:
+            return gather_rows(memory, addresses, row_bytes)
+        latest, indices = self._words.get(row_bytes, (None, None))
+        if latest is not addresses:
+            indices = _word_indices(addresses, row_bytes)
+            self._words[row_bytes] = addresses, indices
+        values = None if indices is None else _gather_words(memory, indices, row_bytes)
+        return gather_rows(memory, addresses, row_bytes) if values is None else values
 
     def empty(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return an array, ``uint8 [size_bytes]``, with any content."""

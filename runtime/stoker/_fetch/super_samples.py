@@ -307,18 +307,20 @@ def locate_values(
         offsets: NDArray[np.int64] = bases[indices] + rows * row_bytes
         return offsets
 
-    def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
+    def addresses(tensor: str, row_bytes: int) -> tuple[memoryview, NDArray[np.int64]]:
         starts = [each[tensor] for each in tensor_starts]
         if starts.count(starts[0]) == len(starts):  # as in all super-samples of one size
-            return row_offsets(row_bytes) + starts[0]
-        return row_offsets(row_bytes) + np.array(starts, np.int64)[indices]
+            return memory[starts[0] :], row_offsets(row_bytes)
+        return memory, row_offsets(row_bytes) + np.array(starts, np.int64)[indices]
 
     located: dict[str, ValueLocations] = {}
     for name, column in columns.items():
         if column.is_fixed:
-            located[name] = ValueLocations(memory, addresses(name, column.element_bytes))
+            located[name] = ValueLocations(*addresses(name, column.element_bytes))
         else:
-            borders = gather_rows(memory, addresses(f"{name}.offsets", 8), 16).view("<i8")
-            starts = addresses(name, 0) + borders[:, 0] * column.element_bytes
-            located[name] = ValueLocations(memory, starts, borders[:, 1] - borders[:, 0])
+            borders = gather_rows(*addresses(f"{name}.offsets", 8), 16).view("<i8")
+            values, starts = addresses(name, 0)
+            located[name] = ValueLocations(
+                values, starts + borders[:, 0] * column.element_bytes, borders[:, 1] - borders[:, 0]
+            )
     return located
