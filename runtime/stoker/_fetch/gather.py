@@ -109,9 +109,13 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
     Raises:
         IndexError: a row does not lie within the memory.
     """
-    if row_bytes in _WORD_BYTES and (indices := _word_indices(addresses, row_bytes)) is not None:
-        if (values := _gather_words(memory, indices, row_bytes)) is not None:
-            return values
+    indices = _word_indices(addresses, row_bytes)
+    values = None if indices is None else _gather_words(memory, indices, row_bytes)
+    return _gather_elements(memory, addresses, row_bytes) if values is None else values
+
+
+def _gather_elements(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
+    """Return rows at any addresses as :func:`gather_rows` does."""
     rows = len(addresses)
     addresses, element_bytes = _split_rows(addresses, row_bytes)
     shape = (max(0, len(memory) - element_bytes + 1),)
@@ -120,8 +124,8 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
 
 
 def _word_indices(addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.int64] | None:
-    """Return addresses as indices of words of ``row_bytes`` bytes, or None if some are not aligned."""
-    if (addresses & (row_bytes - 1)).any():
+    """Return addresses as indices of words of ``row_bytes`` bytes; None if some are not aligned, or rows no words."""
+    if row_bytes not in _WORD_BYTES or (addresses & (row_bytes - 1)).any():
         return None
     return addresses >> row_bytes.bit_length() - 1
 
@@ -173,14 +177,13 @@ class BatchArrays:
 
         Columns of one width often have the same addresses in different memory, so those of words are computed once.
         """
-        if row_bytes not in _WORD_BYTES:
-            return gather_rows(memory, addresses, row_bytes)
         latest, indices = self._words.get(row_bytes, (None, None))
         if latest is not addresses:
             indices = _word_indices(addresses, row_bytes)
-            self._words[row_bytes] = addresses, indices
+            if row_bytes in _WORD_BYTES:
+                self._words[row_bytes] = addresses, indices
         values = None if indices is None else _gather_words(memory, indices, row_bytes)
-        return gather_rows(memory, addresses, row_bytes) if values is None else values
+        return _gather_elements(memory, addresses, row_bytes) if values is None else values
 
     def empty(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return an array, ``uint8 [size_bytes]``, with any content."""
