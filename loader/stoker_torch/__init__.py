@@ -1,5 +1,6 @@
 """PyTorch front of stoker: the loader, a data set for DataLoader, and sample caches for existing data sets."""
 
+from stoker._base.checksum import use_awscrt
 from stoker.errors import MissingExtraError
 
 try:
@@ -19,6 +20,8 @@ except ModuleNotFoundError as error:
     raise MissingExtraError(
         "stoker_torch needs PyTorch, which is not installed: pip install 'stoker[torch]'"
     ) from error
+
+use_awscrt()  # here, since the first batch would wait for its import
 
 __all__ = [
     "Budget",
