@@ -249,17 +249,24 @@ def _map(reference: _BufferReference) -> NDArray[np.uint8]:
         forget_ended_workers()
     buffers = _mappings.setdefault(reference.owner, {})
     if reference.fd is not None:
-        fd = reference.fd.detach()
+        try:
+            fd = reference.fd.detach()
+        except (OSError, EOFError) as error:  # the connection to the worker was refused or reset
+            raise _worker_ended(reference) from error
         try:
             buffers[reference.number] = mmap.mmap(fd, reference.size_bytes)
         finally:
             os.close(fd)
     mapping = buffers.get(reference.number)
     if mapping is None:
-        raise StokerError(f"the worker process {reference.owner[0]} ended before its batch was received")
+        raise _worker_ended(reference)
     memory = np.frombuffer(mapping, np.uint8)
     weakref.finalize(memory, _give_back, mapping, os.getpid()).atexit = False
     return memory
+
+
+def _worker_ended(reference: _BufferReference) -> StokerError:
+    return StokerError(f"the worker process {reference.owner[0]} ended before its batch was received")
 
 
 def _give_back(mapping: mmap.mmap, pid: int) -> None:

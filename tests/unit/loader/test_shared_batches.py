@@ -277,3 +277,16 @@ def test_systems_without_memory_files_use_a_temporary_file(monkeypatch: pytest.M
     monkeypatch.delattr(os, "memfd_create")
     buffers = SharedBuffers()
     assert int(through_pipe({"x": filled(3, buffers)}, buffers)["x"].sum()) == 3 * LARGE
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), ConnectionRefusedError(), FileNotFoundError(), EOFError()])
+def test_a_worker_that_ends_before_it_has_sent_a_file_descriptor_is_named(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(resource_sharer.DupFd, "detach", fail)
+    buffers = SharedBuffers()
+    with pytest.raises(StokerError, match=rf"worker process {os.getpid()} ended before its batch was received"):
+        through_pipe({"x": filled(1, buffers)}, buffers)
