@@ -251,7 +251,7 @@ def _map(reference: _BufferReference) -> NDArray[np.uint8]:
     if reference.fd is not None:
         try:
             fd = reference.fd.detach()
-        except (OSError, EOFError) as error:  # the connection to the worker was refused or reset
+        except (ConnectionError, FileNotFoundError, EOFError) as error:  # nobody listens any more
             raise _worker_ended(reference) from error
         try:
             buffers[reference.number] = mmap.mmap(fd, reference.size_bytes)

@@ -79,7 +79,7 @@ def found(url: str = URL, *, is_shaped: bool = False, **changes: Any) -> dict[st
 def levels(findings: Mapping[str, Finding]) -> dict[str, str]:
     """The level of each finding, but that of a bucket that answers late: a busy machine makes it so, too."""
     is_late = "throttling" in findings and "delays the others" in findings["throttling"].text
-    return {check: str(found.level) for check, found in findings.items() if check != "throttling" or not is_late}
+    return {check: str(each.level) for check, each in findings.items() if check != "throttling" or not is_late}
 
 
 def test_where_all_is_well_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_importing_the_runtime_loads_no_torch_no_cloud_sdk_and_no_image_codec() 
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_no_tracked_folder_has_a_link_that_leads_out_of_it() -> None:
+def test_no_folder_of_the_project_is_a_link_or_has_one() -> None:
     folders = (
         *{source.split("/")[0] for source in SOURCES.values()},
         "benchmarks",

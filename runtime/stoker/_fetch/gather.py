@@ -109,18 +109,7 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
     Raises:
         IndexError: a row does not lie within the memory.
     """
-    indices = _word_indices(addresses, row_bytes)
-    values = None if indices is None else _gather_words(memory, indices, row_bytes)
-    return _gather_elements(memory, addresses, row_bytes) if values is None else values
-
-
-def _gather_elements(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
-    """Return rows at any addresses as :func:`gather_rows` does."""
-    rows = len(addresses)
-    addresses, element_bytes = _split_rows(addresses, row_bytes)
-    shape = (max(0, len(memory) - element_bytes + 1),)
-    elements = np.ndarray(shape, f"V{element_bytes}", memory, strides=(1,))
-    return elements[addresses].view(np.uint8).reshape(rows, row_bytes)
+    return _gather_indexed(memory, addresses, _word_indices(addresses, row_bytes), row_bytes)
 
 
 def _word_indices(addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.int64] | None:
@@ -130,12 +119,19 @@ def _word_indices(addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.in
     return addresses >> row_bytes.bit_length() - 1
 
 
-def _gather_words(memory: memoryview, indices: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8] | None:
-    """Return words of the memory, ``uint8 [len(indices), row_bytes]``, or None if it does not begin with a word."""
-    words = np.frombuffer(memory, f"u{row_bytes}", len(memory) // row_bytes)
-    if not words.flags.aligned:
-        return None
-    return words.take(indices).view(np.uint8).reshape(len(indices), row_bytes)
+def _gather_indexed(
+    memory: memoryview, addresses: NDArray[np.int64], indices: NDArray[np.int64] | None, row_bytes: int
+) -> NDArray[np.uint8]:
+    """Return rows as :func:`gather_rows` does, given the result of :func:`_word_indices`."""
+    rows = len(addresses)
+    if indices is not None:
+        words = np.frombuffer(memory, f"u{row_bytes}", len(memory) // row_bytes)
+        if words.flags.aligned:
+            return words.take(indices).view(np.uint8).reshape(rows, row_bytes)
+    addresses, element_bytes = _split_rows(addresses, row_bytes)
+    shape = (max(0, len(memory) - element_bytes + 1),)
+    elements = np.ndarray(shape, f"V{element_bytes}", memory, strides=(1,))
+    return elements[addresses].view(np.uint8).reshape(rows, row_bytes)
 
 
 def _split_rows(addresses: NDArray[np.int64], row_bytes: int) -> tuple[NDArray[np.int64], int]:
@@ -180,10 +176,8 @@ class BatchArrays:
         latest, indices = self._words.get(row_bytes, (None, None))
         if latest is not addresses:
             indices = _word_indices(addresses, row_bytes)
-            if row_bytes in _WORD_BYTES:
-                self._words[row_bytes] = addresses, indices
-        values = None if indices is None else _gather_words(memory, indices, row_bytes)
-        return _gather_elements(memory, addresses, row_bytes) if values is None else values
+            self._words[row_bytes] = addresses, indices
+        return _gather_indexed(memory, addresses, indices, row_bytes)
 
     def empty(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return an array, ``uint8 [size_bytes]``, with any content."""

@@ -290,3 +290,13 @@ def test_a_worker_that_ends_before_it_has_sent_a_file_descriptor_is_named(
     buffers = SharedBuffers()
     with pytest.raises(StokerError, match=rf"worker process {os.getpid()} ended before its batch was received"):
         through_pipe({"x": filled(1, buffers)}, buffers)
+
+
+def test_no_worker_is_blamed_if_this_process_has_no_file_descriptor_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(resource_sharer.DupFd, "detach", fail)
+    buffers = SharedBuffers()
+    with pytest.raises(OSError, match="too many open files"):
+        through_pipe({"x": filled(1, buffers)}, buffers)
