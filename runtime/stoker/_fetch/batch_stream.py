@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stoker._base.computed import cached_property
 from stoker._base.task_group import end_tasks
 from stoker._base.threads import LoopThread
-from stoker._fetch.gather import Columns, RowLocations, concatenate, gather
+from stoker._fetch.gather import Columns, concatenate, gather
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.super_samples import SuperSampleReader
@@ -29,7 +29,7 @@ from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._memory.ring import PagePrefaulter, RingStateError
 from stoker._order.order import EpochLayout
-from stoker._order.steps import PlannedStep, Segment, StepSource
+from stoker._order.steps import PlannedStep, Segment, StepSource, resident_item
 from stoker.abc import Readable
 from stoker.errors import StokerError
 
@@ -82,6 +82,7 @@ class Batch:
         rows: ``int64 [samples]``, row of each sample in its super-sample.
         repeated: number of samples that all ranks together deliver a second time in this step.
         dataset: data set of the samples.
+        resident: ``bool [samples]``, which samples the consumer has itself, and ``columns`` lacks; None if none.
     """
 
     columns: Columns
@@ -92,9 +93,17 @@ class Batch:
     rows: NDArray[np.int64]
     repeated: int
     dataset: StoredDataset
+    resident: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def read_part(self) -> Batch:
+        """Return the samples that ``columns`` has."""
+        if self.resident is None:
+            return self
+        read = ~self.resident
+        return replace(self, super_samples=self.super_samples[read], rows=self.rows[read], resident=None)
 
     def sample_ids(self) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""
@@ -123,6 +132,24 @@ class StreamCounters:
     wait_seconds: float = 0.0
 
 
+class Residents(Protocol):
+    """The samples that the consumer of batches keeps itself, such as on a device."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has none yet."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all samples of the data set."""
+        ...
+
+    def has(self, super_sample: int) -> bool:
+        """Return whether it has, and will keep, all samples of a super-sample. Called by any thread."""
+        ...
+
+
 class StepQueue(Generic[Ref]):
     """Plans steps on demand: the prefetcher takes items, and the consumer takes steps. Thread-safe.
 
@@ -130,10 +157,14 @@ class StepQueue(Generic[Ref]):
         steps: source of the steps; only this queue advances it.
         on_issue: called with every item and its step's epoch and end when the next item is requested: then its fetch
             has begun, and tiers have been asked for it.
+
+    Attributes:
+        is_cut: whether the queue ends before its source, since many steps have no items.
     """
 
     def __init__(self, steps: StepSource[Ref], on_issue: Callable[[Ref, int, int], object] | None = None) -> None:
         self._steps, self._on_issue = steps, on_issue
+        self.is_cut = False
         self._planned: deque[PlannedStep[Ref]] = deque()
         self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
         self._current: tuple[Item[Ref], PlannedStep[Ref]] | None = None
@@ -147,6 +178,7 @@ class StepQueue(Generic[Ref]):
                 item, step = given
                 self._on_issue(item.ref, step.epoch, step.end)
             while not self._items:
+                self.is_cut = self.is_cut or len(self._planned) >= _MAX_PLANNED_STEPS
                 if not self._plan():
                     return None
             self._current = self._items.popleft()
@@ -163,12 +195,34 @@ class StepQueue(Generic[Ref]):
             return self._planned[0] if self._planned or self._plan() else None
 
     def _plan(self) -> bool:
-        step = self._steps.next()
+        step = None if self.is_cut else self._steps.next()
         if step is None:
             return False
         self._planned.append(step)
         self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
         return True
+
+
+_MAX_PLANNED_STEPS = 1024
+"""Steps that are planned without a further item to fetch."""
+_RESIDENT = -1
+"""In place of the slot of an item that the consumer has."""
+
+
+class _GatheredPart(NamedTuple):
+    """Samples of a batch.
+
+    Attributes:
+        columns: column name → values of the samples that are not resident.
+        super_samples: ``int64 [samples]``, manifest rows.
+        rows: ``int64 [samples]``, rows in the super-samples.
+        is_resident: ``bool [samples]``, which ones the consumer has.
+    """
+
+    columns: Columns
+    super_samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    is_resident: NDArray[np.bool_]
 
 
 class BatchStream:
@@ -235,18 +289,21 @@ class BatchStream:
         ):  # waking the other thread costs more than a gather
             self._thread.call_soon(self._prefetcher.advance, step.number, self._consumed_items)
         parts = list(self._gather_segments(step.segments))
+        read = [part.columns for part in parts if part.columns]
+        resident = np.concatenate([part.is_resident for part in parts])
         return Batch(
-            columns=concatenate([columns for columns, _ in parts]),
+            columns=concatenate(read) if read else {},
             epoch=step.epoch,
             end=step.end,
             is_last=step.is_last,
-            super_samples=np.concatenate([picked.super_samples for _, picked in parts]),
-            rows=np.concatenate([picked.rows for _, picked in parts]),
+            super_samples=np.concatenate([part.super_samples for part in parts]),
+            rows=np.concatenate([part.rows for part in parts]),
             repeated=step.repeated,
             dataset=dataset,
+            resident=resident if resident.any() else None,
         )
 
-    def _gather_segments(self, segments: Iterable[Segment]) -> Iterator[tuple[Columns, RowLocations]]:
+    def _gather_segments(self, segments: Iterable[Segment]) -> Iterator[_GatheredPart]:
         """Yield the samples of segments in as few parts as possible, and release the items that are no longer needed.
 
         Before a wait, all ready segments are gathered and their items released: a ring that is too small for all items
@@ -257,7 +314,7 @@ class BatchStream:
             self._schedule_release(segment.released_before)
             slots: list[int] = []
             for item in segment.items:
-                slot = self._prefetcher.ready(item)
+                slot = _RESIDENT if item < 0 else self._prefetcher.ready(item)
                 if slot is None:
                     if pending:
                         yield self._gather(pending)
@@ -273,7 +330,8 @@ class BatchStream:
         if step is None:
             return True
         try:
-            return all(self._prefetcher.ready(item) is not None for part in step.segments for item in part.items)
+            items = (item for part in step.segments for item in part.items)
+            return all(item < 0 or self._prefetcher.ready(item) is not None for item in items)
         except StokerError:
             return False  # the next call may fetch the item again, and wait for it
 
@@ -322,7 +380,7 @@ class BatchStream:
             if self._prefetcher.recorder is not None:
                 self._prefetcher.recorder.add_item_wait(item, started, ended)
 
-    def _gather(self, located: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, RowLocations]:
+    def _gather(self, located: Sequence[tuple[Segment, list[int]]]) -> _GatheredPart:
         """Return the samples of segments, each given with its slots, and release the items that they use last."""
         slots: list[int] = []
         sources: list[NDArray[np.int64]] = []
@@ -332,14 +390,37 @@ class BatchStream:
             sources.append(segment_sources + len(slots))
             rows.append(segment_rows)
             slots += segment_slots
-        picked = self._reader.locate(slots, np.concatenate(sources), np.concatenate(rows))
-        columns = gather(picked, self._reader.columns, self._reader.arrays)
+        if _RESIDENT in slots:
+            items = [item for segment, _ in located for item in segment.items]
+            part = self._gather_read(items, slots, np.concatenate(sources), np.concatenate(rows))
+        else:
+            part = self._gather_all(slots, np.concatenate(sources), np.concatenate(rows))
         self._schedule_release([item for segment, _ in located for item in segment.released_after])
-        return columns, picked
+        return part
+
+    def _gather_all(self, slots: Sequence[int], sources: NDArray[np.int64], rows: NDArray[np.int64]) -> _GatheredPart:
+        picked = self._reader.locate(slots, sources, rows)
+        columns = gather(picked, self._reader.columns, self._reader.arrays)
+        return _GatheredPart(columns, picked.super_samples, picked.rows, np.zeros(len(picked.rows), np.bool_))
+
+    def _gather_read(
+        self, items: Sequence[int], slots: Sequence[int], sources: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> _GatheredPart:
+        """Return samples of which some are resident; ``items``, ``slots``: of the super-samples, by source."""
+        is_read = np.array(slots) != _RESIDENT
+        super_samples = np.array([resident_item(item) for item in items], np.int64)[sources]
+        read_samples = is_read[sources]
+        columns: Columns = {}
+        if read_samples.any():
+            read_slots = [slot for slot in slots if slot != _RESIDENT]
+            part = self._gather_all(read_slots, (np.cumsum(is_read) - 1)[sources[read_samples]], rows[read_samples])
+            columns, super_samples[read_samples] = part.columns, part.super_samples
+        return _GatheredPart(columns, super_samples, rows, ~read_samples)
 
     def _schedule_release(self, items: Sequence[int]) -> None:
-        if items:
-            self._thread.call_soon(self._release, items)
+        read_items = [item for item in items if item >= 0]
+        if read_items:
+            self._thread.call_soon(self._release, read_items)
 
     def _release(self, items: Sequence[int]) -> None:
         try:

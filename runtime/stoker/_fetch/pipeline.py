@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker._base.computed import cached_property
@@ -20,7 +21,15 @@ from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
 from stoker._cache.index import CacheTierStatistics, ManagedTier, TierSet
 from stoker._cache.tiers import track_positions
-from stoker._fetch.batch_stream import Batch, BatchStream, RowReader, StepQueue, StoredDataset, StreamCounters
+from stoker._fetch.batch_stream import (
+    Batch,
+    BatchStream,
+    Residents,
+    RowReader,
+    StepQueue,
+    StoredDataset,
+    StreamCounters,
+)
 from stoker._fetch.config import Continuous, FetchCounters, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
@@ -35,7 +44,7 @@ from stoker._memory.budget import SlotPlan, UnitSizes, max_sample_bytes, plan_gr
 from stoker._memory.ring import PagePrefaulter, Ring, anonymous_memory
 from stoker._memory.unit_ring import UnitRing
 from stoker._order.sharding import Sharding
-from stoker._order.steps import PositionRange
+from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker._order.units import Units
 from stoker.abc import Readable
 from stoker.errors import MemoryBudgetError, StokerError
@@ -217,6 +226,8 @@ class BatchPipeline:
         arrays: makes the arrays of batches.
         recorder: records fetches and waits; None for no record.
         tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
+        residents: samples that the consumer keeps itself, and that are not read; None if there are none. Samples that
+            are read in groups are read until it has all.
 
     Raises:
         MemoryBudgetError: the memory is too small; names the figure that fits.
@@ -237,7 +248,10 @@ class BatchPipeline:
         arrays: BatchArrays = NEW_ARRAYS,
         recorder: Recorder | None = None,
         tier_set: TierSet | None = None,
+        residents: Residents | None = None,
     ) -> None:
+        self._residents, self._reads_nothing = residents, False
+        self._stream_begin = (0, 0)
         self.store, self.manifest, self.config = store, manifest, config
         self._thread, self._arrays, self._recorder = thread, arrays, recorder
         self._tier_set = TierSet() if tier_set is None else tier_set
@@ -331,7 +345,7 @@ class BatchPipeline:
         stream.start()
 
     def _create_stream(self, dataset: OpenDataset) -> BatchStream:
-        epoch, position = self._position
+        epoch, position = self._stream_begin = self._position
         positions = PositionRange(
             order=dataset.config.order,
             sharding=self._first_sharding,
@@ -339,8 +353,10 @@ class BatchPipeline:
             position=position,
             end_epoch=self._stream_end_epoch,
         )
+        if self._residents is not None and self._residents.is_empty:  # it has more for the next epoch to be planned
+            positions = replace(positions, end_epoch=epoch + 1)
         on_request = self._thread.run(dataset.track(positions)) if dataset.tiers else None
-        queue: StepQueue[Any] = StepQueue(dataset.reader.steps(positions), on_request)
+        queue = self._create_queue(dataset, positions, on_request)
         prefetcher = Prefetcher(
             dataset.reader,
             dataset.ring,
@@ -351,6 +367,23 @@ class BatchPipeline:
             recorder=self._recorder,
         )
         return BatchStream(queue, prefetcher, dataset.reader, dataset.first_touch, self._thread, self.counters)
+
+    def _create_queue(
+        self, dataset: OpenDataset, positions: PositionRange, on_request: Callable[[Any, int, int], object] | None
+    ) -> StepQueue[Any]:
+        residents = self._residents
+        self._reads_nothing = residents is not None and residents.is_complete
+        if residents is None or (dataset.slots.holds_groups and not residents.is_complete):
+            return StepQueue(dataset.reader.steps(positions), on_request)
+        steps = SuperSampleSteps(self.manifest.rows.samples, positions, is_resident=residents.has)
+        return StepQueue(steps, on_request)
+
+    @property
+    def _may_read_nothing(self) -> bool:
+        """Whether a new stream would read nothing, and this one reads samples in groups."""
+        residents = self._residents
+        is_complete = residents is not None and residents.is_complete
+        return is_complete and not self._reads_nothing and self.source.slots.holds_groups
 
     @property
     def _stream_end_epoch(self) -> int | None:
@@ -376,6 +409,8 @@ class BatchPipeline:
             StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
+        if self._position[1] == 0 and self._may_read_nothing:
+            self._end_stream()
         if self.position is None:
             self._start_at_position()
         stream = self._stream
@@ -390,7 +425,8 @@ class BatchPipeline:
             raise
         if batch is None:
             self._end_stream()
-            return None
+            is_over = self._is_at_end or self._position == self._stream_begin
+            return None if is_over or self._residents is None else self.next()
         self.source.fetcher.end_start()
         self._position = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:

@@ -78,7 +78,8 @@ def permutation(
     return keys.view(np.int64)
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a bijective hash of each value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -123,7 +124,7 @@ class FeistelPermutation:
         mask = np.uint64((1 << self._half_bits) - 1)
         left, right = (values & mask, values >> bits) if is_inverse else (values >> bits, values & mask)
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         return (right << bits) | left if is_inverse else (left << bits) | right
 
 

@@ -133,13 +133,31 @@ class _LaneItems:
         return [self.held.pop(old) for old in [old for old in self.held if old < piece]]
 
 
+def resident_item(super_sample: int) -> int:
+    """Return the negative item number of a super-sample that is not read; the function is its own inverse."""
+    return -1 - super_sample
+
+
 class SuperSampleSteps(StepSource[int]):
-    """A :class:`StepSource` whose items are super-samples, by manifest row, or units, by number."""
+    """A :class:`StepSource` whose items are super-samples, by manifest row, or units, by number.
+
+    Args:
+        samples: number of samples in each super-sample, as in :class:`StepSource`.
+        positions: range of the rank's order.
+        order: function that returns the order of an epoch.
+        is_resident: function that returns whether the consumer has a super-sample itself. It then has the item number
+            :func:`resident_item` instead of the next one, and no first use. Default: it has none.
+    """
 
     def __init__(
-        self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource = Order
+        self,
+        samples: NDArray[np.integer] | Units,
+        positions: PositionRange,
+        order: OrderSource = Order,
+        is_resident: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(samples, positions, order)
+        self._is_resident = is_resident
         self._first_uses: list[tuple[int, int]] = []
 
     def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[int]]:
@@ -147,6 +165,8 @@ class SuperSampleSteps(StepSource[int]):
         return iterate(order, sharding, position)
 
     def _new_item(self, super_sample: int) -> int:
+        if self._is_resident is not None and self._is_resident(super_sample):
+            return resident_item(super_sample)
         item, self._next_item = self._next_item, self._next_item + 1
         self._first_uses.append((item, super_sample))
         return item
