@@ -33,7 +33,7 @@ try:
 except ImportError:
     simplejpeg = None
 
-__all__ = ["MAX_PIXELS", "ImageDecoder", "RandomResizedCrop", "decode_image"]
+__all__ = ["MAX_PIXELS", "ImageDecoder", "JpegCrop", "RandomResizedCrop", "decode_image"]
 
 MAX_PIXELS = 1 << 26
 Data = bytes | bytearray | memoryview | NDArray[np.uint8]
@@ -56,6 +56,41 @@ _ORIENTATIONS = {
 }
 # Exceptions that Pillow raises for damaged files; the type depends on the format and the position of the damage.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RuntimeError, Warning)
+
+
+class JpegCrop(NamedTuple):
+    """The crop of a JPEG, and its orientation. Steps after decoding: cut, resize, transpose, flip.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (40, 20)).save(file, "JPEG")
+        >>> crop = ImageDecoder(10, 10).jpeg_crop(file.getvalue())
+        >>> crop.left, crop.top, crop.right, crop.bottom
+        (10, 0, 30, 20)
+
+    Attributes:
+        left: first column of the crop in the file's image, in pixels.
+        top: first row of the crop.
+        right: column behind the crop.
+        bottom: row behind the crop.
+        height: height of the resized crop, in the orientation of the file.
+        width: width of the resized crop.
+        transpose: whether to exchange rows and columns.
+        up_down: whether to reverse the rows, after ``transpose``.
+        left_right: whether to reverse the columns, after ``transpose``.
+    """
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    height: int
+    width: int
+    transpose: bool
+    up_down: bool
+    left_right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +164,33 @@ class ImageDecoder:
             ConfigError: the context is missing.
             SampleError: ``data`` is not an image, is damaged, or has more than ``max_pixels`` pixels.
         """
+        pixels = _decode(data, self._options(context))
+        return pixels if self.mean is None or self.std is None else _normalise(pixels, self.mean, self.std)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the result depends on the sample's context."""
+        return self.random_crop is not None or self.flip > 0
+
+    def jpeg_crop(self, data: Data, context: SampleContext | None = None) -> JpegCrop | None:
+        """Return what another decoder of JPEG must do for the same result, without decoding.
+
+        Args:
+            data: content of the image file.
+            context: context of the sample; required with ``random_crop`` or ``flip``.
+
+        Returns:
+            The crop; None if the data is no JPEG, or one that only Pillow decodes, such as one of CMYK.
+
+        Raises:
+            ConfigError: the context is missing.
+            SampleError: the image has more than ``max_pixels`` pixels.
+        """
+        return _jpeg_crop(memoryview(data).cast("B"), self._options(context))  # type: ignore[arg-type]  # as _decode
+
+    def _options(self, context: SampleContext | None) -> _DecodeOptions:
         crop, is_mirrored = None, False
-        if self.random_crop is not None or self.flip:
+        if self.is_random:
             if context is None:
                 raise ConfigError(
                     "random_crop and flip need the sample's context: call decoder(data, SampleContext(…))"
@@ -139,7 +199,7 @@ class ImageDecoder:
             first, *rest = context.uniform(count, stream=Stream.IMAGE).tolist()
             is_mirrored = first < self.flip
             crop = None if self.random_crop is None else partial(self.random_crop.choose, uniform=rest)
-        request = _DecodeOptions(
+        return _DecodeOptions(
             size=(self.height, self.width),
             mode=self.mode,
             resize=self.resize,
@@ -147,8 +207,6 @@ class ImageDecoder:
             crop=crop,
             is_mirrored=is_mirrored,
         )
-        pixels = _decode(data, request)
-        return pixels if self.mean is None or self.std is None else _normalise(pixels, self.mean, self.std)
 
 
 def decode_image(
@@ -349,6 +407,25 @@ def _decode_with_simplejpeg(data: memoryview, request: _DecodeOptions) -> _Decod
         (left, top, right, bottom), box = _align_to_pixels(box)
         pixels = pixels[top:bottom, left:right]
     return _DecodedImage(Image.fromarray(pixels[:, :, 0] if request.mode == "L" else pixels), box, orientation)
+
+
+def _jpeg_crop(data: memoryview, request: _DecodeOptions) -> JpegCrop | None:
+    if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
+        return None
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    _check_pixels(width, height, request.max_pixels)
+    if space not in ("YCbCr", "RGB", "Gray"):
+        return None
+    orientation = jpeg_orientation(data)
+    box, size = request.box(height, width, orientation), request.stored_size(orientation)
+    assert size is not None  # noqa: S101 - an ImageDecoder has one
+    transpose, up_down, left_right = _ORIENTATIONS[orientation]
+    left, top = min(round(box.left), width - 1), min(round(box.top), height - 1)
+    right, bottom = max(left + 1, round(box.right)), max(top + 1, round(box.bottom))
+    return JpegCrop(left, top, right, bottom, *size, transpose, up_down, left_right != request.is_mirrored)
 
 
 def _decode_with_pillow(data: memoryview, request: _DecodeOptions) -> _DecodedImage:
