@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:  # these modules lie above this one
-    from stoker._base.fetch_record import Fetch
+    from stoker._base.fetch_record import DeviceCopy, Fetch
     from stoker._base.recorder import Wait
     from stoker._format.schema import Column
 
@@ -41,6 +41,7 @@ __all__ = [
     "TraceSink",
     "FetchSink",
     "ReleaseSink",
+    "CopySink",
     "BufferedSink",
 ]
 
@@ -450,14 +451,12 @@ class NextUseOracle(Protocol[Asked]):
     @property
     def present(self) -> int:
         """The current position."""
-        ...
 
     def next_use(self, key: Asked, /) -> int:
         """Return the position, after the present, at which a key is needed next."""
-        ...
 
 
-# Trace sinks: one small protocol per capability. Two threads call a sink's methods, as events happen; the methods must
+# Trace sinks: one small protocol per capability. Threads call a sink's methods, as events happen; the methods must
 # not block. Times of fetches are in loop time; loop time plus ``offset_seconds`` is ``time.perf_counter`` time.
 
 
@@ -466,7 +465,6 @@ class TraceSink(Protocol):
 
     def waited(self, wait: Wait) -> None:
         """Receive the wait of a batch that was just yielded."""
-        ...
 
 
 @runtime_checkable
@@ -475,7 +473,6 @@ class FetchSink(Protocol):
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Receive the record of a completed fetch: the object is in the ring."""
-        ...
 
 
 @runtime_checkable
@@ -484,7 +481,14 @@ class ReleaseSink(Protocol):
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
         """Receive the release of a fetched object, at ``now_seconds`` in loop time."""
-        ...
+
+
+@runtime_checkable
+class CopySink(Protocol):
+    """Receives a record of each batch's copy to a device."""
+
+    def copied(self, copy: DeviceCopy) -> None:
+        """Receive the record of a completed copy; called by the thread that copies."""
 
 
 @runtime_checkable
@@ -493,4 +497,3 @@ class BufferedSink(Protocol):
 
     def flush(self) -> None:
         """Write the buffered events; called when no more are expected for a while."""
-        ...

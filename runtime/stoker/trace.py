@@ -9,7 +9,7 @@ Example:
     ...         batches = len(list(loader))
 """
 
-from stoker._base.fetch_record import Fetch, Phase, Request, Span
+from stoker._base.fetch_record import DeviceCopy, Fetch, Phase, Request, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.recording import read_trace
@@ -17,6 +17,7 @@ from stoker._trace.telemetry import OpenTelemetrySink, PrometheusSink
 
 __all__ = [
     "ChromeTrace",
+    "DeviceCopy",
     "Fetch",
     "OpenTelemetrySink",
     "Phase",

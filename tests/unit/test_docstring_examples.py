@@ -34,7 +34,7 @@ SCHEMA = {
 HANDLERS = ("stoker_functions.aws", "stoker_functions.gcp")
 """Modules of handlers, which a platform calls: the pages of the functions show their deployment."""
 IN_GUIDE = (
-    *("BufferedSink", "CorrectedTier", "Deletable", "EvictionPolicy", "Executor", "FetchSink", "Listable"),
+    *("BufferedSink", "CopySink", "CorrectedTier", "Deletable", "EvictionPolicy", "Executor", "FetchSink", "Listable"),
     *("NextUseOracle", "PlacedTier", "Presigner", "RangeReadable", "Readable", "ReleaseSink", "Source"),
     *("SourceListing", "Store", "Tier", "TraceSink", "Writable"),
 )

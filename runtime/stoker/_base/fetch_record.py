@@ -135,6 +135,27 @@ class Request(NamedTuple):
     object: str = ""
 
 
+class DeviceCopy(NamedTuple):
+    """The copy of one batch to a device, such as a GPU.
+
+    Example:
+        >>> copy = DeviceCopy("cuda:0", 1.0, 1.25, size_bytes=5 << 30)
+        >>> copy.size_bytes / (copy.end_seconds - copy.begin_seconds) / 2**30
+        20.0
+
+    Attributes:
+        device: name of the device.
+        begin_seconds: begin of the copy on the device, on the clock of the waits.
+        end_seconds: end of the copy.
+        size_bytes: number of bytes copied.
+    """
+
+    device: str
+    begin_seconds: float
+    end_seconds: float
+    size_bytes: int
+
+
 @alias_attributes("Fetch", {"add": "add_activity"})
 @explain_arguments("Fetch", renamed={"past": "earlier_spans", "strands": "activities"})
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
 
-from stoker._base.fetch_record import CURRENT_FETCH, Fetch, Phase, Span, merge_spans
-from stoker.abc import BufferedSink, FetchSink, ReleaseSink, TraceSink
+from stoker._base.fetch_record import CURRENT_FETCH, DeviceCopy, Fetch, Phase, Span, merge_spans
+from stoker.abc import BufferedSink, CopySink, FetchSink, ReleaseSink, TraceSink
 
 
 def explain_wait(
@@ -102,6 +102,7 @@ class Recorder:
         self._sinks = tuple(sinks)
         self._fetch_sinks = tuple(sink for sink in sinks if isinstance(sink, FetchSink))
         self._release_sinks = tuple(sink for sink in sinks if isinstance(sink, ReleaseSink))
+        self._copy_sinks = tuple(sink for sink in sinks if isinstance(sink, CopySink))
         self._offset_seconds = 0.0
         self._fetches: dict[int, Fetch] = {}
         self._pending: list[Span] = []
@@ -139,7 +140,19 @@ class Recorder:
             for sink in self._release_sinks:
                 sink.released(fetch, asyncio.get_running_loop().time(), self._offset_seconds)
 
-    # Called by the consumer's thread.
+    # Called by the thread that copies batches to a device.
+
+    @property
+    def wants_copies(self) -> bool:
+        """Whether a sink receives copies."""
+        return bool(self._copy_sinks)
+
+    def add_copy(self, copy: DeviceCopy) -> None:
+        """Add the copy of a batch to a device."""
+        for sink in self._copy_sinks:
+            sink.copied(copy)
+
+    # Called by the consumer's thread, or by a thread that takes batches for it.
 
     def add_item_wait(self, item: int, begin_seconds: float, end_seconds: float) -> None:
         """Add a wait for an item, before it is released."""
@@ -182,12 +195,12 @@ class Recorder:
         """Return the spans of an interval from the pending waits; overlaps and times outside of it do not count."""
         spans: list[Span] = []
         cursor = begin_seconds
-        for phase, wait_begin, wait_end, key in sorted(self._pending, key=_BY_BEGIN):
+        pending, self._pending = self._pending, []  # another thread may add to them
+        for phase, wait_begin, wait_end, key in sorted(pending, key=_BY_BEGIN):
             begin, end = max(wait_begin, cursor), min(wait_end, end_seconds)
             if begin < end:
                 spans += (Span(rest, cursor, begin), Span(phase, begin, end, key))
                 cursor = end
-        self._pending.clear()
         spans.append(Span(rest, cursor, end_seconds))
         return merge_spans(spans)
 

@@ -3,8 +3,8 @@
 The format is the JSON Array Format of the Trace Event Format (Chromium project): a list of events, whose closing
 bracket may be missing, so the file of a killed run is a valid trace. Times are in microseconds.
 
-Rows: the training loop, with every wait and its cause; the slots of the ring, with the object in each slot and how long
-it is held; the requests, in as many rows as were in flight at once.
+Rows: the training loop, with every wait and its cause; the copies of batches to a device; the slots of the ring, with
+the object in each slot and how long it is held; the requests, in as many rows as were in flight at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stoker._base.closeable import Closeable
-from stoker._base.fetch_record import Fetch, Request
+from stoker._base.fetch_record import DeviceCopy, Fetch, Request
 from stoker._base.recorder import Wait
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker.abc import TraceSink
@@ -172,8 +172,8 @@ def _open_new(path: Path) -> BinaryIO:
     return path.open("wb", buffering=0)
 
 
-LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
-"""Row number of the training loop, of the first slot and of the first request."""
+LOOP_ROW, COPY_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 2, 1_000, 1_000_000
+"""Row number of the training loop, of copies to a device, of the first slot and of the first request."""
 MAX_RANKS = 16
 """Maximum number of ranks of a simulation to trace: more would fill the file with their first seconds."""
 
@@ -258,6 +258,17 @@ class ProcessTrace:
                 events.append(
                     self._duration_event(row, "wait", f'"waits for {phase}"', begin - origin, end - origin, args)
                 )
+            self._file.add(",\n".join(events))
+
+    def copied(self, copy: DeviceCopy) -> None:
+        """Write the copy of a batch to a device."""
+        if not self._file.is_own_process:
+            return
+        with self._file.lock:
+            events = list[str]()
+            row = self._row(COPY_ROW, f"copies to {copy.device}", events)
+            begin, end = copy.begin_seconds - self._origin, copy.end_seconds - self._origin
+            events.append(self._duration_event(row, "copy", '"copy"', begin, end, f'"bytes":{copy.size_bytes}'))
             self._file.add(",\n".join(events))
 
     def flush(self) -> None:
