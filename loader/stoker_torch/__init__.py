@@ -5,10 +5,13 @@ from stoker.errors import MissingExtraError
 
 try:
     from stoker_torch._cached_dataset import CachedDataset, PrefetchSampler
-    from stoker_torch._config import Budget, LoaderConfig, StreamConfig, WorkerOptions
+    from stoker_torch._config import LoaderConfig, StreamConfig
+    from stoker_torch._device_images import DeviceImageDecoder
+    from stoker_torch._device_stage import DeviceStage
     from stoker_torch._disk_cache import DiskCache
     from stoker_torch._informed_loader import InformedDataLoader
     from stoker_torch._loader import Loader
+    from stoker_torch._options import Budget, WorkerOptions
     from stoker_torch._sample_cache import CacheStatistics, MemoryCache
     from stoker_torch._state import Preemption, merge_states, save_on_sigterm
     from stoker_torch._statistics import LoaderPlan, LoaderStatistics
@@ -27,6 +30,8 @@ __all__ = [
     "Budget",
     "CacheStatistics",
     "CachedDataset",
+    "DeviceImageDecoder",
+    "DeviceStage",
     "DiskCache",
     "InformedDataLoader",
     "Loader",

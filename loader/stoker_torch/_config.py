@@ -2,139 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import torch
 
-from stoker._base.arguments import MovedArgument, explain_arguments
-from stoker._base.meter import Egress
+from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSharing, CacheSpec, open_tier
-from stoker._cost.prices import parse_dollars
 from stoker._fetch.config import Continuous, FetchConfig, PipelineConfig, Schedule, check_fetch
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
 from stoker.abc import RangeReadable, Readable, Tier, TraceSink
 from stoker.errors import ConfigError
+from stoker_torch._devices import parse_device
+from stoker_torch._options import MOVED_SETTINGS, Budget, WorkerOptions, validate_integer
 from stoker_torch._ranks import local_rank, local_ranks, local_world_size
 from stoker_torch._user_functions import takes_context
-
-
-def validate_integer(name: str, value: object, minimum: int) -> int:
-    """Return the setting as Python's ``int``, since numpy's integers cannot go into a state as JSON.
-
-    Raises:
-        ConfigError: the value is not an integer, or less than ``minimum``.
-    """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < minimum:
-        raise ConfigError(f"{name} must be an integer of at least {minimum}, not {value!r}")
-    return int(value)
-
-
-@explain_arguments("Budget")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """Limits of the price of a run.
-
-    Attributes:
-        dollars: limit of the store's price for the whole job: ``"5 USD"`` or a number; default no limit. Each rank has
-            an equal part. A loader warns at 80% of its part and raises ``CostBudgetError`` at 100%, between two
-            batches. Counting begins when the loader is constructed.
-        max_dollars_per_epoch: limit of the planned price of an epoch, over all ranks; construction fails above it.
-        egress: where this machine is, seen from the bucket: ``"same_region"``, ``"other_region"`` or ``"internet"``.
-
-    Raises:
-        ConfigError: a value is out of range.
-
-    Example:
-        >>> budget = Budget(dollars=5, egress="internet")  # Loader(url, batch_size=64, budget=budget)
-    """
-
-    dollars: float | str | None = None
-    max_dollars_per_epoch: float = 1.0
-    egress: Egress = "same_region"
-
-    def __post_init__(self) -> None:
-        if self.egress not in get_args(Egress):
-            raise ConfigError(f"egress must be one of {', '.join(get_args(Egress))}, not {self.egress!r}")
-        if self.dollars is not None:
-            parse_dollars(self.dollars)
-        limit: object = self.max_dollars_per_epoch
-        is_number = isinstance(limit, int | float | np.integer | np.floating) and not isinstance(limit, bool)
-        if not is_number or math.isnan(self.max_dollars_per_epoch):
-            raise ConfigError(
-                f"max_dollars_per_epoch must be a number of dollars, float('inf') for no limit, not {limit!r:.80}"
-            )
-
-    @classmethod
-    def of(cls, budget: float | str | Budget | None) -> Budget:
-        """Return the budget of a setting, which is a budget or a number of dollars.
-
-        Raises:
-            ConfigError: it is neither.
-        """
-        return budget if isinstance(budget, Budget) else cls(dollars=budget)
-
-
-@explain_arguments("WorkerOptions")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """Settings of the threads that run the user's functions.
-
-    Attributes:
-        threads: number of threads; default the number of cores, and 1 in a worker process of a ``DataLoader``.
-        timeout_seconds: longest wait for the functions of a batch; after it, ``SampleTimeoutError`` names the sample
-            and the function that has not returned. Default 0: no limit, as in torch's ``DataLoader``. Time limits of
-            the bucket are in ``fetch``.
-        max_bad_samples: number of samples of the run that may fail in ``decode`` or ``transform``; each is replaced by
-            another sample of its batch and counted. Default 0. An error of a whole batch is always raised.
-
-    Raises:
-        ConfigError: a value is out of range.
-
-    Example:
-        >>> workers = WorkerOptions(threads=8, timeout_seconds=300)  # Loader(url, batch_size=64, workers=workers)
-    """
-
-    threads: int | None = None
-    timeout_seconds: float = 0
-    max_bad_samples: int = 0
-
-    def __post_init__(self) -> None:
-        if self.threads is not None:
-            object.__setattr__(self, "threads", validate_integer("threads", self.threads, 1))
-        object.__setattr__(self, "max_bad_samples", validate_integer("max_bad_samples", self.max_bad_samples, 0))
-        seconds: object = self.timeout_seconds
-        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= TIMEOUT_MAX:
-            raise ConfigError(f"timeout_seconds must be a number of seconds, 0 for no limit, not {seconds!r}")
-
-    @classmethod
-    def of(cls, workers: int | WorkerOptions | None) -> WorkerOptions:
-        """Return the options of a setting, which is options or a number of threads.
-
-        Raises:
-            ConfigError: it is neither.
-        """
-        if isinstance(workers, WorkerOptions):
-            return workers
-        return cls() if workers is None else cls(threads=validate_integer("workers", workers, 1))
-
-
-MOVED_SETTINGS = {
-    "timeout": MovedArgument("workers", WorkerOptions, "timeout_seconds", "threads"),
-    "max_bad_samples": MovedArgument("workers", WorkerOptions, "max_bad_samples", "threads"),
-    "max_dollars_per_epoch": MovedArgument("budget", Budget, "max_dollars_per_epoch", "dollars"),
-    "egress": MovedArgument("budget", Budget, "egress", "dollars"),
-}
-"""Deprecated settings → where each one is now."""
-
 
 LoaderShuffle = Literal[Shuffle, "materialized"]
 
@@ -143,7 +32,8 @@ _MINIMA |= {"epochs": 1}
 """The integer settings → the minimum of each."""
 _BY_UNIT: Any = None
 """Default of a window that depends on the unit."""
-_FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
+_AHEAD = 2
+_FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers", "static")
 
 _HINTS = {
     "collate_fn": "use collate=, a function of the list of a batch's samples",
@@ -162,7 +52,7 @@ _LOADER_HINTS = _HINTS | {
     "persistent_workers": "workers= are threads, which last as long as the Loader",
     "multiprocessing_context": "workers= are threads, not processes",
     "worker_init_fn": "workers= are threads, not processes",
-    "pin_memory_device": "use pin_memory=True",
+    "pin_memory_device": "use device=",
 }
 _FOR_DATA_LOADER = "give it to the DataLoader"
 _IN_WORKERS = "it cannot be used in worker processes; give DataLoader pin_memory=True"
@@ -432,6 +322,17 @@ class LoaderConfig(StreamConfig):
         pin_memory: whether to yield batches in page-locked memory; no effect without a CUDA device.
         reuse_buffers: whether to gather into the buffers of earlier batches that are no longer referenced. Copies to a
             GPU must then be started on the stream that is current when the loop asks for batches.
+        device: accelerator to yield batches on, such as ``"cuda:0"``: they are copied ahead of the loop, through
+            page-locked memory and on a stream of their own; the loop's current stream waits for a batch, the loop does
+            not. ``batch_transform`` then runs on the device, too, on that stream. ``"cuda"`` is the current device at
+            the first iteration. Default, and ``"cpu"``: batches in host memory.
+        ahead: number of batches on the device ahead of the loop.
+        gpu_cache: size of the part of the data set that stays on ``device``, such as ``"4GB"``: whole super-samples,
+            the same in every epoch, as they are after ``decode`` and ``transform``, which must then not be random.
+            From the second epoch on, their samples are neither read nor copied. All columns need a fixed shape.
+            Default none.
+        static: whether to yield all batches in the tensors of the first one, which a CUDA graph reads again; needs
+            ``drop_last``. No effect without an accelerator in ``device``.
         trace: file to write a timeline of waits, fetches and requests to (with several ranks, ``trace.json`` becomes
             ``trace.rank3.json``); or one or several sinks of :mod:`stoker.trace`, which the caller closes.
 
@@ -445,11 +346,61 @@ class LoaderConfig(StreamConfig):
     batch_size: int
     pin_memory: bool = False
     reuse_buffers: bool = False
+    device: str | int | torch.device | None = None
+    ahead: int = _AHEAD
+    gpu_cache: int | str | None = None
+    static: bool = False
     trace: str | os.PathLike[str] | TraceSink | Sequence[TraceSink] | None = None
 
     def __post_init__(self) -> None:
         StreamConfig.__post_init__(self)  # super() does not know a class with slots
         self.sinks()
+        self._check_device()
+
+    def accelerator(self) -> torch.device | None:
+        """Return the device that batches are copied to; None for batches in host memory.
+
+        Raises:
+            ConfigError: ``device`` is not a device.
+        """
+        device = None if self.device is None else parse_device(self.device)
+        return None if device is None or device.type == "cpu" else device
+
+    def _check_device(self) -> None:
+        object.__setattr__(self, "ahead", validate_integer("ahead", self.ahead, 1))
+        if self.static and not self.drop_last:
+            raise ConfigError("static=True yields every batch in the same tensors: give drop_last=True, too")
+        if self.device is None and (self.static or self.ahead != _AHEAD):
+            raise ConfigError("ahead= and static= are for batches on an accelerator: give device=, such as 'cuda:0'")
+        self._check_gpu_cache()
+        if self.accelerator() is not None and (self.pin_memory or self.reuse_buffers):
+            raise ConfigError(
+                f"device={str(self.device)!r} copies batches through page-locked memory that it uses again: leave out "
+                "pin_memory= and reuse_buffers="
+            )
+
+    def _check_gpu_cache(self) -> None:
+        if self.gpu_cache is None:
+            return
+        parse_bytes(self.gpu_cache, "gpu_cache")
+        if self.device is None:
+            raise ConfigError("gpu_cache= is memory of an accelerator: give device=, such as 'cuda:0'")
+        if self.unit is not None or self.shuffle == "materialized":
+            setting = f"unit={self.unit!r}" if self.unit is not None else "shuffle='materialized'"
+            raise ConfigError(f"gpu_cache= keeps whole super-samples of the data set, and {setting} reads others")
+        if self.collate is not None or WorkerOptions.of(self.workers).max_bad_samples:
+            raise ConfigError(
+                "gpu_cache= keeps single samples: use batch_transform= in place of collate=, which makes batches, and "
+                "leave out max_bad_samples=, which replaces samples"
+            )
+        functions = {f"decode[{name!r}]": function for name, function in (self.decode or {}).items()}
+        functions |= {} if self.transform is None else {"transform": self.transform}
+        for name, function in functions.items():
+            if takes_context(function, name) and getattr(function, "is_random", True):
+                raise ConfigError(
+                    f"{name} has a parameter context, so its results differ between epochs, and gpu_cache= would keep "
+                    "those of the first: move what is random to batch_transform="
+                )
 
     def sinks(self) -> tuple[TraceSink, ...]:
         """Return the sinks in ``trace``; none if it is a file.

@@ -12,6 +12,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -38,11 +39,15 @@ from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
 from stoker.errors import ConfigError, CostBudgetError, StokerError
-from stoker_torch._config import Budget, StreamConfig
-from stoker_torch._double_buffer import DoubleBuffer
+from stoker_torch._config import StreamConfig
+from stoker_torch._device_cache import DeviceCache
+from stoker_torch._device_images import DeviceImageDecoder, EncodedImages, like_decoded
+from stoker_torch._options import Budget
 from stoker_torch._pool import PendingBatch, SamplePool
+from stoker_torch._readahead import Readahead
+from stoker_torch._staging import StagedIteration, Staging
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
-from stoker_torch._tensors import pin_batch, to_tensors
+from stoker_torch._tensors import map_tensors, pin_batch, to_tensors
 from stoker_torch._user_functions import ContextOf, ThreadPool
 
 
@@ -60,10 +65,15 @@ class LoaderResources:
         arrays: makes the arrays of batches.
         pins_memory: whether batches are put into page-locked memory.
         gathers_ahead: whether a batch is gathered ahead of a busy training loop, if there is no pool.
+        staging: copies batches to a device, None for batches in host memory.
+        accelerator: device that batches are copied to; None without.
+        device_decoders: column → decoder that works on the device.
+        gpu_cache_bytes: size of the part of the data set that stays on the device; None without.
+        device_cache: samples that stay on the device; None if there are none.
         cost_budget: dollars that this rank may spend, None without a limit.
         active_pipeline: batch pipeline in use, None before there is one.
         tiers: tiers that are read before the bucket, for one pipeline after the other; None before there is one.
-        double_buffer: double buffer that gathers from the pipeline, for an iteration that may be garbage, or None.
+        readahead: readahead that gathers from the pipeline, for an iteration that may be garbage, or None.
         manifest_hedges: number of second requests for manifests that were late.
     """
 
@@ -76,10 +86,15 @@ class LoaderResources:
     arrays: BatchArrays = field(default_factory=BatchArrays)
     pins_memory: bool = False
     gathers_ahead: bool = False
+    staging: Staging | None = None
+    accelerator: torch.device | None = None
+    device_decoders: Mapping[str, DeviceImageDecoder] = field(default_factory=dict)
+    gpu_cache_bytes: int | None = None
+    device_cache: DeviceCache | None = None
     cost_budget: CostBudget | None = None
     active_pipeline: BatchPipeline | None = None
     tiers: TierSet | None = None
-    double_buffer: DoubleBuffer[Any] | None = None
+    readahead: Readahead[Any] | None = None
     _own_tiers: TierSet = field(
         default_factory=TierSet
     )  # tiers that this object closes: all but one that the caller made
@@ -128,7 +143,13 @@ class LoaderResources:
             )
         tier_set = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
         arguments = self.store, manifest, pipeline_config, self.thread
+        if self.gpu_cache_bytes is not None and (
+            self.device_cache is None or self.device_cache.manifest.version != manifest.version
+        ):
+            self.device_cache = DeviceCache(manifest, self.gpu_cache_bytes)
         options: dict[str, Any] = {"arrays": self.arrays, "recorder": self.recorder, "tier_set": tier_set}
+        if self.device_cache is not None:
+            options["residents"] = self.device_cache
         if config.shuffle != "materialized":
             return BatchPipeline(*arguments, **options)
         budget = Budget.of(config.budget)
@@ -188,7 +209,7 @@ class LoaderResources:
     @property
     def gather_thread(self) -> ThreadPool | None:
         """The thread of this process that gathers batches ahead; None if none is to be gathered ahead."""
-        if not self.gathers_ahead or self.pool is not None:
+        if not self.gathers_ahead or self.pool is not None or self.staging is not None:
             return None
         if self._gather_thread is None or self._gather_thread.pid != os.getpid():
             self._gather_thread = ThreadPool(1, "stoker-gather")
@@ -196,18 +217,18 @@ class LoaderResources:
 
     def end_gathering(self) -> None:
         """End gathering from the batch pipeline, and wait for it; the pipeline continues to fetch ahead."""
-        ahead = self.double_buffer
+        ahead = self.readahead
         if ahead is None:
             return
         ahead.end()
         if ahead.is_waiting and self.active_pipeline is not None:
             self.active_pipeline.stop()  # or close() would wait until the bucket has answered
         ahead.close()
-        self.double_buffer = None
+        self.readahead = None
 
     def close(self) -> None:
         """End fetching, the thread and the connections. Idempotent; a batch pipeline may start again."""
-        ahead = self.double_buffer
+        ahead = self.readahead
         if self.thread.is_current or (ahead is not None and ahead.is_current):
             # Garbage collection runs in any thread; in this one, close() would wait for itself.
             threading.Thread(target=self.close, name="stoker-close").start()
@@ -215,6 +236,10 @@ class LoaderResources:
         with self._closing:
             if ahead is not None:
                 ahead.end()
+            if self.staging is not None:
+                self.staging.close()  # waits for a batch that is being staged
+                if self.device_cache is not None:
+                    self.device_cache.clear()
             threads, self._gather_thread = self._gather_thread, None
             try:
                 if threads is not None:
@@ -267,13 +292,18 @@ class BatchIteration:
         self._pid = os.getpid()
         self._next_lock = threading.RLock()  # one thread at a time waits for a batch
         self._yield_lock = threading.RLock()  # decides whether a batch is yielded or the iteration was closed before
-        self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
         resources, feed = self._resources, self._resources.pipeline
-        make = partial(_gather_next, feed, resources.config.with_ids)  # outlives this, so must not refer to the cursor
+        make = partial(_gather_next, feed, resources.config.with_ids)
         threads = resources.gather_thread
-        self._double_buffer = resources.double_buffer = DoubleBuffer(make, self._remaining, feed.is_ready, threads)
+        buffer = resources.readahead = Readahead(make, self._remaining, feed.is_ready, threads)
+        self._batches = batches = HostBatches(resources, buffer)
+        self._staged: StagedIteration[Batch] | None = None
         if self._remaining:
             self._cursor.seek()
+            if resources.staging is not None:
+                take = batches.next_to_stage
+                self._staged = resources.staging.iterate(take, self._remaining, batches.is_ready)
+                resources.readahead = self._staged.readahead
 
     def __iter__(self) -> BatchIteration:
         return self
@@ -300,7 +330,8 @@ class BatchIteration:
             raise
 
     def _next(self, started: float) -> Any:
-        prepared = self._take_batch() if self._remaining else None
+        source = self._batches if self._staged is None else self._staged
+        prepared = source.next() if self._remaining else None
         with self._yield_lock:
             if prepared is None or not self._remaining:
                 raise StopIteration
@@ -311,21 +342,31 @@ class BatchIteration:
         return prepared[1]
 
     def close(self) -> None:
-        """End the iteration and drop the batches in the pool, without waiting."""
+        """End the iteration and drop the batches ahead, without waiting."""
         with self._yield_lock:
             self._remaining = 0
-        self._double_buffer.end()
-        if self._pid == os.getpid():
-            for pending in list(self._pending):
-                if not isinstance(pending, Exception):
-                    pending[1].fail(StokerError("the iteration has ended"))
-        self._pending = deque()  # a new one, since another thread may be using the old one
+        if self._staged is not None and self._pid == os.getpid():
+            self._staged.readahead.end()
+        self._batches.end(is_forked=self._pid != os.getpid())
 
-    def _take_batch(self) -> tuple[Batch, Any] | None:
+
+class HostBatches:
+    """The batches of one iteration in host memory. It must not refer to the cursor, which it may outlive.
+
+    Args:
+        resources: open data set with the batch pipeline.
+        readahead: readahead that gathers from the pipeline.
+    """
+
+    def __init__(self, resources: LoaderResources, readahead: Readahead[tuple[Batch, dict[str, Any]]]) -> None:
+        self._resources, self._readahead = resources, readahead
+        self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
+
+    def next(self) -> tuple[Batch, Any] | None:
         """Return the next batch, as gathered and as yielded, or None at the end of the run."""
         resources = self._resources
         if resources.pool is None:
-            gathered = self._double_buffer.next()
+            gathered = self._readahead.next()
             if gathered is None or not resources.pins_memory:
                 return gathered
             return gathered[0], pin_batch(gathered[1])
@@ -342,20 +383,54 @@ class BatchIteration:
             resources.recorder.add_wait(Phase.DECODE, started, time.perf_counter())
         return oldest[0], result
 
+    def is_ready(self) -> bool:
+        """Return whether the next batch can be returned without waiting."""
+        if not self._pending:
+            return self._resources.pipeline.is_ready()
+        oldest = self._pending[0]
+        return isinstance(oldest, Exception) or oldest[1].is_done
+
+    def next_to_stage(self) -> tuple[Batch, Any] | None:
+        """Return the next batch as :meth:`next` does; the gathered one no longer refers to its values."""
+        taken = self.next()
+        if taken is None:
+            return None
+        batch, values = taken
+        resources, read = self._resources, batch.read_part()
+        contexts = _context_function(resources.pipeline, read) if resources.device_decoders else None
+        for name, decoder in resources.device_decoders.items():
+            if name in values:
+                values[name] = EncodedImages(decoder, values[name], read.sample_name, contexts)
+        cache = resources.device_cache
+        if cache is not None:
+            decoded = map_tensors(lambda tensor: tensor, values, like_decoded)
+            values = *cache.plan(batch, decoded), values
+        return replace(batch, columns={}), values
+
     def _fill_pool(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
         """Submit batches that are ready to the pool; wait for one only if the pool has none."""
         feed = self._resources.pipeline
         while len(pending) < _BATCHES_IN_POOL and (not pending or feed.is_ready()):
             try:
-                gathered = self._double_buffer.next()
+                gathered = self._readahead.next()
             except Exception as error:  # noqa: BLE001 - raised again after the batches before it
                 pending.append(error)
                 return
             if gathered is None:
                 return
             batch, columns = gathered
-            contexts = _context_function(feed, batch)
-            pending.append((batch, pool.submit(columns, batch.sample_name, contexts)))
+            read = batch.read_part()
+            contexts = _context_function(feed, read)
+            pending.append((batch, pool.submit(columns, read.sample_name, contexts)))
+
+    def end(self, *, is_forked: bool) -> None:
+        """Gather no more batches, and drop those in the pool; a forked process has none."""
+        self._readahead.end()
+        if not is_forked:
+            for pending in list(self._pending):
+                if not isinstance(pending, Exception):
+                    pending[1].fail(StokerError("the iteration has ended"))
+        self._pending = deque()  # a new one, since another thread may be using the old one
 
 
 def _gather_next(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
@@ -364,7 +439,7 @@ def _gather_next(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, 
         return None
     columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.source.columns))
     if with_ids:
-        columns["__id__"] = torch.from_numpy(batch.sample_ids())
+        columns["__id__"] = torch.from_numpy(batch.read_part().sample_ids())
     return batch, columns
 
 

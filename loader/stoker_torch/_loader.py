@@ -7,15 +7,18 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from stoker._base.arguments import takes_settings
 from stoker._base.closeable import Closeable
 from stoker._base.recorder import Recorder
-from stoker._base.sizes import format_bytes
+from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._cost.prices import CostBudget, parse_dollars
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline
@@ -26,10 +29,14 @@ from stoker._order.order import format_window
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import Budget, LoaderArguments, validate_integer
+from stoker_torch._config import LoaderArguments
+from stoker_torch._device_images import device_decoders
+from stoker_torch._devices import check_available, open_device
 from stoker_torch._iteration import BatchIteration, Cursor, LoaderResources
-from stoker_torch._pool import SamplePool, has_functions
+from stoker_torch._options import Budget, validate_integer
+from stoker_torch._pool import SamplePool, batch_failure, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
+from stoker_torch._staging import Staging
 from stoker_torch._state import RunState
 from stoker_torch._statistics import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._tensors import BufferPool, can_pin_memory
@@ -106,6 +113,24 @@ class EpochCursor(Cursor):
         self.is_fresh = True
 
 
+def _finish_on_device(
+    resources: LoaderResources, function: Callable[[Any], Any] | None, batch: Batch, staged: Any
+) -> Any:
+    cache = resources.device_cache
+    values = staged if cache is None else staged[-1]
+    for name in resources.device_decoders:
+        if name in values:
+            values[name] = values[name].decode(resources.accelerator)
+    if cache is not None:
+        values = cache.complete(staged[0], staged[1], values)
+    if function is None:
+        return values
+    try:
+        return function(values)
+    except Exception as error:
+        raise batch_failure(batch.sample_name, "batch_transform", error) from error
+
+
 class Loader(Closeable):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
@@ -149,14 +174,27 @@ class Loader(Closeable):
         resources.pins_memory, resources.gathers_ahead = pins_memory, self._buffers is None
         if self._buffers is not None:
             resources.arrays = self._buffers
-        if has_functions(config):
-            resources.pool = SamplePool(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
+        host_config = config
+        if (accelerator := config.accelerator()) is not None:
+            resources.gpu_cache_bytes = None if config.gpu_cache is None else parse_bytes(config.gpu_cache)
+            resources.accelerator, resources.staging = accelerator, self._create_staging(accelerator)
+            has_transform = config.transform is not None or config.collate is not None
+            on_device = device_decoders(config.decode, accelerator, has_transform=has_transform)
+            resources.device_decoders = on_device
+            decode = {name: each for name, each in (config.decode or {}).items() if name not in on_device}
+            host_config = replace(config, decode=decode, batch_transform=None)
+        if has_functions(host_config):
+            resources.pool = SamplePool(host_config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
+        elif resources.staging is not None:
+            resources.arrays = resources.staging.buffers
         if self._budget.dollars is not None:
             resources.cost_budget = CostBudget(parse_dollars(self._budget.dollars), self.world_size)
         try:
             self._trace = self._create_trace()
             self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
             resources.recorder = self._recorder
+            if resources.staging is not None and self._recorder.wants_copies:
+                resources.staging.on_copy = self._recorder.add_copy
             lanes = self.world_size if config.lanes is None else config.lanes
             resources.active_pipeline = self._create_pipeline(resources.read_manifest(config.version), lanes)
             plan = self.plan
@@ -236,6 +274,13 @@ class Loader(Closeable):
     def _create_pipeline(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         return self._resources.create_pipeline(manifest, config)
+
+    def _create_staging(self, accelerator: torch.device) -> Staging:
+        check_available(accelerator)
+        config = self.config
+        transform = partial(_finish_on_device, self._resources, config.batch_transform)
+        open_it = partial(open_device, accelerator)
+        return Staging(open_it, ahead=config.ahead, is_static=config.static, transform=transform)
 
     def _create_trace(self) -> ChromeTrace | None:
         path = self.config.trace

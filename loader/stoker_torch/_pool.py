@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker_torch._config import StreamConfig, WorkerOptions
+from stoker_torch._config import StreamConfig
+from stoker_torch._options import WorkerOptions
 from stoker_torch._tensors import pin_batch, stack_values
 from stoker_torch._user_functions import ContextOf, ThreadPool, add_context_argument, takes_context
 
@@ -78,6 +79,11 @@ class PendingBatch:
         """Make :meth:`result` raise an error, unless the batch has ended already."""
         with contextlib.suppress(InvalidStateError):
             self._result.set_exception(error)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether :meth:`result` returns without waiting."""
+        return self._result.done()
 
     def result(self) -> Any:
         """Wait for the batch and return it.
@@ -139,7 +145,7 @@ class SamplePool:
         """Queue a batch.
 
         Args:
-            columns: column name → values, as in :class:`PendingBatch`.
+            columns: column name → values, as in :class:`PendingBatch`; none for a batch without samples.
             name_of: function that names a sample, as in :class:`PendingBatch`.
             context_of: function that returns a sample's context, as in :class:`PendingBatch`.
 
@@ -152,7 +158,7 @@ class SamplePool:
         if threads is None:
             threads = self._threads = ThreadPool(self._workers, "stoker-pool")
             self._finalizer = weakref.finalize(self, _close_threads, threads, self._calls)
-        count = len(next(iter(columns.values()))) if self._is_by_sample else 0
+        count = len(next(iter(columns.values()))) if self._is_by_sample and columns else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_THREAD)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
         batch = PendingBatch(self, columns, name_of, context_of, count, len(parts))
@@ -216,6 +222,8 @@ class SamplePool:
             SampleError: more samples failed than are allowed, all samples of this batch failed, or a function of the
                 whole batch did.
         """
+        if not batch.columns:  # a batch whose samples are all elsewhere
+            return {}
         places = self._good_places(batch.samples)
         tasks, thread = self._calls, threading.get_ident()
         task = tasks[thread] = _CurrentCall(batch.name_of, None, "collate", monotonic())
@@ -290,6 +298,11 @@ class _CurrentCall:
         failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {_error_text(error)}")
         failure.__cause__ = error
         return failure
+
+
+def batch_failure(name_of: NameOf, stage: str, error: Exception) -> SampleError:
+    """Return the error that wraps an exception of the user's function of a whole batch."""
+    return _CurrentCall(name_of, None, stage, monotonic()).failure(error)
 
 
 def _error_text(error: Exception) -> str:

@@ -16,8 +16,9 @@ from stoker._format.manifest import Manifest
 from stoker._order.sharding import WorkerSharding
 from stoker._stores import url_of
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import Budget, StreamArguments
+from stoker_torch._config import StreamArguments
 from stoker_torch._iteration import BatchIteration, LoaderResources
+from stoker_torch._options import Budget
 from stoker_torch._ranks import (
     check_no_resharding,
     compare_ranks,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from stoker._base.sizes import format_count
-from stoker._fetch.gather import FREE_ARRAY_REFERENCES, BatchArrays, Columns, RaggedValues
+from stoker._fetch.gather import FREE_ARRAY_REFERENCES, BatchArrays, Columns, RaggedValues, copy_large_values
 from stoker._format.display import describe_type, html_table
 from stoker._format.schema import Column
 from stoker._format.tensorfile import DType
@@ -76,12 +76,58 @@ class RaggedColumn:
     column: Column
     values: torch.Tensor
     offsets: torch.Tensor
+    _host_offsets: torch.Tensor | None = field(default=None, repr=False)
+    """The offsets in host memory, if the others are not: reading these does not wait for the device."""
 
     @classmethod
     def of(cls, ragged: RaggedValues) -> RaggedColumn:
         """Return gathered values as tensors that share their memory."""
         values = to_tensor(ragged.elements, ragged.column.dtype)
-        return cls(ragged.column, values, torch.from_numpy(ragged.offsets))
+        column = cls(ragged.column, values, torch.from_numpy(ragged.offsets))
+        return column if ragged.block is None else column._in_block(torch.from_numpy(ragged.block))
+
+    # One block of memory with the values and, behind them, the offsets.
+
+    def find_block(self) -> torch.Tensor | None:
+        """Return the block that has both tensors, ``uint8 [bytes]``; None if they lie in different memory."""
+        values, offsets, start = self.values, self.offsets, offsets_start(self.values.nbytes)
+        is_block = (
+            values.untyped_storage().data_ptr() == offsets.untyped_storage().data_ptr()
+            and (values.storage_offset(), offsets.storage_offset() * offsets.itemsize) == (0, start)
+            and values.is_contiguous()
+            and offsets.is_contiguous()
+        )
+        if not is_block:
+            return None
+        block = torch.empty(0, dtype=torch.uint8)
+        block.set_(values.untyped_storage(), 0, (start + offsets.nbytes,), (1,))
+        return block
+
+    def join(self, empty: Callable[[int], NDArray[np.uint8]]) -> torch.Tensor:
+        """Return a block with copies of both tensors, in an array from ``empty``."""
+        block = torch.from_numpy(empty(offsets_start(self.values.nbytes) + self.offsets.nbytes))
+        copied = self._in_block(block)
+        copied.values.copy_(self.values)
+        copied.offsets.copy_(self.offsets)
+        return block
+
+    def on_device(self, block: torch.Tensor) -> RaggedColumn:
+        """Return this column of the host as it is in a copy of its block on a device."""
+        return self._in_block(block, self.offsets.clone())
+
+    def _in_block(self, block: torch.Tensor, host_offsets: torch.Tensor | None = None) -> RaggedColumn:
+        values = block[: self.values.nbytes].view(self.values.dtype).view(self.values.shape)
+        offsets = block[offsets_start(self.values.nbytes) :].view(torch.int64)
+        return RaggedColumn(self.column, values, offsets, host_offsets)
+
+    def with_tensors(self, values: torch.Tensor, offsets: torch.Tensor) -> RaggedColumn:
+        """Return the column in other tensors, which have the same content."""
+        return RaggedColumn(self.column, values, offsets, self._host_offsets)
+
+    def _offsets_in_host(self) -> torch.Tensor:
+        if self._host_offsets is not None:
+            return self._host_offsets
+        return self.offsets.cpu()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -103,17 +149,19 @@ class RaggedColumn:
             index = int(places)
         if not -len(self) <= index < len(self):
             raise IndexError(f"value {index} of a batch of {len(self)}")
-        start, end = self.offsets[index % len(self) : index % len(self) + 2].tolist()
+        start, end = self._offsets_in_host()[index % len(self) : index % len(self) + 2].tolist()
         value = self.values[start:end]
         if self.column.kind in ("bytes", "text"):
             return self.column.decode(memoryview(value.cpu().numpy().tobytes()))
         return value
 
     def _take_rows(self, indices: torch.Tensor) -> RaggedColumn:
-        lengths = self.lengths()
+        lengths = self._offsets_in_host().diff()
         parts = self.values.split(lengths.tolist())
         values = torch.cat([self.values[:0], *(parts[index] for index in indices.tolist())])
-        return RaggedColumn(self.column, values, torch.cat([self.offsets[:1], lengths[indices].cumsum(0)]))
+        offsets = torch.cat([lengths.new_zeros(1), lengths[indices].cumsum(0)])
+        host_offsets = None if self._host_offsets is None else offsets
+        return RaggedColumn(self.column, values, offsets.to(self.offsets.device), host_offsets)
 
     def lengths(self) -> torch.Tensor:
         """Return how many elements each value has, ``int64 [samples]``."""
@@ -121,11 +169,15 @@ class RaggedColumn:
 
     def to_padded(self, value: float = 0) -> torch.Tensor:
         """Return the values padded behind to the longest, ``[samples, longest, *shape]``."""
-        lengths = self.lengths().tolist()
-        padded = self.values.new_empty(len(self), max(lengths, default=0), *self.values.shape[1:]).fill_(value)
-        for row, part in zip(padded, self.values.split(lengths), strict=True):
-            row[: len(part)] = part
-        return padded
+        lengths = self._offsets_in_host().diff().tolist()
+        longest = max(lengths, default=0)
+        padded = self.values.new_empty(len(self), longest, *self.values.shape[1:]).fill_(value)
+        if self.values.device.type == "cpu":
+            for row, part in zip(padded, self.values.split(lengths), strict=True):
+                row[: len(part)] = part
+            return padded
+        is_value = torch.arange(longest, device=self.offsets.device) < self.lengths()[:, None]
+        return padded.masked_scatter_(is_value.view(*is_value.shape, *[1] * (self.values.ndim - 1)), self.values)
 
     def is_pinned(self) -> bool:
         """Return whether the values are in page-locked memory."""
@@ -147,7 +199,9 @@ class RaggedColumn:
                 "RaggedColumn.to() only moves to a device: it cannot change the dtype of the column and its offsets. "
                 "Convert the values, column.values.to(dtype), or pad them first, column.to_padded().to(dtype)"
             )
-        return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
+        values, offsets = self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs)
+        host_offsets = self._offsets_in_host().clone() if offsets.device.type != "cpu" else None
+        return RaggedColumn(self.column, values, offsets, host_offsets)
 
     def __repr__(self) -> str:
         return f"<RaggedColumn {describe_type(self.column)}: {self._format_size()}>"
@@ -156,9 +210,14 @@ class RaggedColumn:
         return html_table(f"RaggedColumn {describe_type(self.column)}", [("values", self._format_size())])
 
     def _format_size(self) -> str:
-        lengths = self.lengths()
+        lengths = self._offsets_in_host().diff()
         longest = f" of {int(lengths.min())} to {int(lengths.max())} elements" if len(self) else ""
         return f"{format_count(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
+
+
+def offsets_start(values_bytes: int) -> int:
+    """Return where the offsets are in a block with values of that size, in bytes."""
+    return -(-values_bytes // 8) * 8
 
 
 def _parse_selection(index: Any) -> slice | NDArray[Any]:
@@ -200,15 +259,32 @@ def stack_values(values: Sequence[Any]) -> Any:
     return torch.stack([torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value) for value in values])
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+def map_tensors(
+    function: Callable[[torch.Tensor | RaggedColumn], Any], batch: Any, other: Callable[[Any], Any] = _same
+) -> Any:
+    """Return a batch with a function's results in place of its tensors and columns, in a fixed order.
+
+    They are found in dictionaries, lists and tuples; other values are replaced by the results of ``other``, by default
+    themselves.
+    """
+    if isinstance(batch, torch.Tensor | RaggedColumn):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {name: map_tensors(function, value, other) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(function, value, other) for value in batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(map_tensors(function, value, other) for value in batch)
+    return other(batch)
+
+
 def pin_batch(batch: Any) -> Any:
     """Return a batch whose tensors and columns, also in dictionaries, lists and tuples, are in page-locked memory."""
-    if isinstance(batch, torch.Tensor | RaggedColumn):
-        return batch if batch.is_pinned() else batch.pin_memory()
-    if isinstance(batch, dict):
-        return {name: pin_batch(value) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(pin_batch, batch))
-    return type(batch)(map(pin_batch, batch)) if type(batch) in (list, tuple) else batch
+    return map_tensors(lambda value: value if value.is_pinned() else value.pin_memory(), batch)
 
 
 _log = logging.getLogger("stoker")
@@ -222,6 +298,9 @@ def gather_rows_into(
     """Gather rows as :func:`stoker._fetch.gather.gather_rows` does, into an array of their size; return its rows."""
     rows = target.reshape(len(addresses), row_bytes)
     starts = max(0, len(memory) - row_bytes + 1)
+    is_inside = not len(addresses) or (addresses.min() >= 0 and addresses.max() < starts)
+    if is_inside and copy_large_values(memory, addresses, [row_bytes] * len(addresses), target):
+        return rows
     everything = torch.frombuffer(memory, dtype=torch.uint8)
     overlapping = everything.as_strided((starts, row_bytes), (1, 1))
     torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(rows))
@@ -261,16 +340,23 @@ class BufferPool(BatchArrays):
         rounded_bytes = 1 << (max(size_bytes, _MIN_BUFFER_BYTES) - 1).bit_length()
         buffers = self._buffers.setdefault(rounded_bytes, [])
         for buffer in buffers:
-            if self._is_free(buffer):
+            if sys.getrefcount(buffer.memory) <= FREE_ARRAY_REFERENCES and self._is_read(buffer):
                 buffer.event = None
                 return buffer.memory[:size_bytes]
         self.buffers_made += 1
-        buffers.append(_Buffer(torch.empty(rounded_bytes, dtype=torch.uint8, pin_memory=self._pinned).numpy()))
+        buffers.append(_Buffer(self._allocate(rounded_bytes).numpy()))
         return buffers[-1].memory[:size_bytes]
 
-    def _is_free(self, buffer: _Buffer) -> bool:
-        if sys.getrefcount(buffer.memory) > FREE_ARRAY_REFERENCES:
-            return False
+    def clear(self) -> None:
+        """Release all buffers that no batch refers to."""
+        self._buffers.clear()
+
+    def _allocate(self, size_bytes: int) -> torch.Tensor:
+        """Return the memory of a new buffer, ``uint8 [size_bytes]``."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def _is_read(self, buffer: _Buffer) -> bool:
+        """Return whether a device has read a buffer that no batch refers to."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             if buffer.event is None:
                 buffer.event = torch.cuda.Event()

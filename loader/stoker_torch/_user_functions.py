@@ -94,18 +94,24 @@ class ThreadPool:
     Args:
         threads: number of threads.
         name: prefix of the threads' names.
+        begin: function that each thread calls first; default none.
 
     Attributes:
         pid: process that made it, the only one that has its threads.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._count, self._name = threads, name
+    def __init__(self, threads: int, name: str, begin: Work | None = None) -> None:
+        self._count, self._name, self._begin = threads, name, begin
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_dismissed = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is one of the threads."""
+        return threading.current_thread() in self._threads
 
     def submit(self, work: Work) -> None:
         """Queue a function, which must not raise.
@@ -118,7 +124,7 @@ class ThreadPool:
                 raise StokerError(f"the threads {self._name} were closed while work was being submitted")
             for number in range(len(self._threads), self._count):
                 thread = threading.Thread(
-                    target=_run_queue, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
+                    target=_run_queue, args=(self._queue, self._begin), name=f"{self._name}-{number}", daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
@@ -151,7 +157,9 @@ class ThreadPool:
         return threads
 
 
-def _run_queue(queue: SimpleQueue[Work | None]) -> None:
+def _run_queue(queue: SimpleQueue[Work | None], begin: Work | None) -> None:
+    if begin is not None:
+        begin()
     while (work := queue.get()) is not None:
         work()
         del work  # or an idle thread would keep its last function alive

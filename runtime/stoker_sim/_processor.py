@@ -2,7 +2,7 @@
 
 A rank has a thread that fetches and one that gathers. They hold the lock in turn, for a switch interval of the
 interpreter at a time, so a rank uses at most one core. Fetched items are ready once they are received and verified. A
-batch is gathered as :class:`stoker_torch._double_buffer.DoubleBuffer` does it: while the accelerator computes, as soon
+batch is gathered as :class:`stoker_torch._readahead.Readahead` does it: while the accelerator computes, as soon
 as all its items are ready, unless it is the first one of an epoch.
 """
 

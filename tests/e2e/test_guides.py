@@ -86,4 +86,4 @@ def test_every_page_that_a_reader_begins_with_is_run() -> None:
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     begin, end = navigation.index("Get started:"), navigation.index("Functions:\n")
     pages = set(re.findall(r"(\S+)\.md", navigation[begin:end]))
-    assert pages - {"comparison", "data-loader", "frameworks", "local-bucket"} == set(GUIDES) - {"operate"}
+    assert pages - {"comparison", "data-loader", "frameworks", "gpu", "local-bucket"} == set(GUIDES) - {"operate"}

@@ -27,7 +27,7 @@ from stoker_local.functions import FunctionEvent, QueueSpec
 from stoker_local.functions._triggers import create_queues
 from stoker_sim import BucketModel, recorded_bucket, recorded_latency
 from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption, PrefetchSampler
-from stoker_torch._config import MOVED_SETTINGS
+from stoker_torch._options import MOVED_SETTINGS
 from stoker_torch._sample_cache import LookupStatistics
 from support.outside_names.python_api import python_api
 

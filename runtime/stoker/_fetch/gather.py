@@ -32,11 +32,13 @@ class RaggedValues:
         column: the column.
         data: the bytes of all values, ``uint8``.
         offsets: ``int64 [samples + 1]``, in elements; value ``i`` is ``elements[offsets[i]:offsets[i + 1]]``.
+        block: memory with ``data`` and, from the next multiple of 8 bytes on, ``offsets``; None if they lie apart.
     """
 
     column: Column
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
+    block: NDArray[np.uint8] | None = None
 
     @property
     def elements(self) -> NDArray[Any]:
@@ -99,6 +101,7 @@ _MIN_UNLOCKED_BYTES = 64 << 10
 _MIN_UNLOCKED_VALUE_BYTES = 16 << 10
 """Mean size of ragged values from which on numpy copies them, each without the interpreter lock."""
 
+_OFFSET_BYTES = 8
 _WORD_BYTES = (1, 2, 4, 8)
 """Sizes of rows that are copied as integers if they are aligned, in a quarter of the time of other elements."""
 
@@ -220,17 +223,36 @@ def _gather_ragged(located: ValueLocations, column: Column, arrays: BatchArrays)
     assert lengths is not None  # noqa: S101 - the column is ragged
     sizes = (lengths * column.element_bytes).tolist()
     ends = list(accumulate(sizes))
-    values = arrays.empty(ends[-1] if ends else 0)
-    if values.nbytes >= _MIN_UNLOCKED_BYTES and values.nbytes >= _MIN_UNLOCKED_VALUE_BYTES * len(sizes):
-        source = np.frombuffer(memory, np.uint8)
-        parts = [source[start : start + size] for start, size in zip(starts.tolist(), sizes, strict=True)]
-        np.concatenate(parts, out=values)
-    else:
+    values_bytes = ends[-1] if ends else 0
+    offsets_start = -(-values_bytes // _OFFSET_BYTES) * _OFFSET_BYTES
+    block = arrays.empty(offsets_start + (len(sizes) + 1) * _OFFSET_BYTES)
+    values, offsets = block[:values_bytes], block[offsets_start:].view(np.int64)
+    if not copy_large_values(memory, starts, sizes, values):
         target = values.data
         for start, size, end in zip(starts.tolist(), sizes, ends, strict=True):
             target[end - size : end] = memory[start : start + size]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return RaggedValues(column, values, offsets)
+    offsets[0] = 0
+    np.cumsum(lengths, out=offsets[1:])
+    return RaggedValues(column, values, offsets, block)
+
+
+def copy_large_values(
+    memory: memoryview, starts: NDArray[np.int64], sizes: Sequence[int], target: NDArray[np.uint8]
+) -> bool:
+    """Copy values one behind the other without the interpreter lock; return False, and copy nothing, if they are small.
+
+    Args:
+        memory: memory that contains the values.
+        starts: ``int64 [values]``, offset of each value in the memory, in bytes.
+        sizes: size of each value, in bytes.
+        target: ``uint8 [sum of sizes]``.
+    """
+    if target.nbytes < max(_MIN_UNLOCKED_BYTES, _MIN_UNLOCKED_VALUE_BYTES * len(sizes)):
+        return False
+    source = np.frombuffer(memory, np.uint8)
+    parts = [source[start : start + size] for start, size in zip(starts.tolist(), sizes, strict=True)]
+    np.concatenate(parts, out=target)
+    return True
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:

@@ -20,7 +20,7 @@ import stoker_sim
 import stoker_torch
 from stoker import abc, errors, fanout, images, testing, trace
 from stoker._deprecation import RENAMED
-from stoker_torch._config import MOVED_SETTINGS
+from stoker_torch._options import MOVED_SETTINGS
 
 __all__ = ["documented_imports", "imports_of", "python_api"]
 

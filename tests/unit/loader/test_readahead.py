@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker_torch import Loader
-from stoker_torch._double_buffer import DoubleBuffer
+from stoker_torch._readahead import Readahead
 from stoker_torch._user_functions import ThreadPool
 
 BUSY_SECONDS = 0.02
@@ -48,7 +48,7 @@ class Maker:
             assert self.done.wait_for(lambda: len(self.made) >= count, timeout=30)
 
 
-def busy_loop(ahead: DoubleBuffer[tuple[int]], maker: Maker, steps: int) -> list[int]:
+def busy_loop(ahead: Readahead[tuple[int]], maker: Maker, steps: int) -> list[int]:
     """Take values with time between them; each is made while the loop is busy with the one before."""
     found = []
     for step in range(steps):
@@ -62,23 +62,23 @@ def busy_loop(ahead: DoubleBuffer[tuple[int]], maker: Maker, steps: int) -> list
 
 def test_a_busy_loop_finds_its_values_made(threads: ThreadPool) -> None:
     maker = Maker()
-    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
+    ahead = Readahead(maker, 10, lambda: True, threads)
     assert busy_loop(ahead, maker, 10) == list(range(10))
     assert maker.made == ["asker"] + ["other"] * 9
     assert ahead.next() is None
 
 
 def test_a_loop_that_asks_at_once_makes_its_values_itself(threads: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_torch._double_buffer._MIN_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("stoker_torch._readahead._MIN_BUSY_SECONDS", 1.0)
     maker = Maker()
-    ahead = DoubleBuffer(maker, 100, lambda: True, threads)
+    ahead = Readahead(maker, 100, lambda: True, threads)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
     assert set(maker.made) == {"asker"}
 
 
 def test_nothing_is_made_ahead_that_would_have_to_wait(threads: ThreadPool) -> None:
     maker = Maker()
-    ahead = DoubleBuffer(maker, 10, lambda: False, threads)
+    ahead = Readahead(maker, 10, lambda: False, threads)
     for number in range(4):
         ahead.prepare()
         assert len(maker.made) == number
@@ -87,7 +87,7 @@ def test_nothing_is_made_ahead_that_would_have_to_wait(threads: ThreadPool) -> N
 
 def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(threads: ThreadPool) -> None:
     maker, is_ready = Maker(), threading.Event()
-    ahead = DoubleBuffer(maker, 10, is_ready.is_set, threads)
+    ahead = Readahead(maker, 10, is_ready.is_set, threads)
     for number in range(4):
         is_ready.clear()
         assert ahead.next() == (number,)
@@ -99,7 +99,7 @@ def test_what_becomes_ready_while_the_loop_is_busy_is_made_ahead(threads: Thread
 
 
 def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(threads: ThreadPool) -> None:
-    ahead = DoubleBuffer(Maker(), 3, lambda: False, threads)
+    ahead = Readahead(Maker(), 3, lambda: False, threads)
     assert ahead.next() == (0,)
     assert ahead.is_due(1) is False
     assert ahead.next() == (1,)
@@ -111,7 +111,7 @@ def test_a_check_for_a_value_ends_when_the_loop_asks_for_it(threads: ThreadPool)
 
 def test_an_error_comes_where_its_value_would_have(threads: ThreadPool) -> None:
     maker = Maker(fails_at=2)
-    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
+    ahead = Readahead(maker, 10, lambda: True, threads)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() == (1,)
@@ -122,7 +122,7 @@ def test_an_error_comes_where_its_value_would_have(threads: ThreadPool) -> None:
 
 def test_a_consumer_makes_its_values_itself_once_the_threads_are_closed(threads: ThreadPool) -> None:
     maker = Maker()
-    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
+    ahead = Readahead(maker, 10, lambda: True, threads)
     assert busy_loop(ahead, maker, 3) == [0, 1, 2]
     threads.close()
     found = []
@@ -134,7 +134,7 @@ def test_a_consumer_makes_its_values_itself_once_the_threads_are_closed(threads:
 
 def test_where_values_end_early_nothing_more_is_requested(threads: ThreadPool) -> None:
     maker = Maker(ends_at=1)
-    ahead = DoubleBuffer(maker, 10, lambda: True, threads)
+    ahead = Readahead(maker, 10, lambda: True, threads)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() is None
@@ -151,7 +151,7 @@ def test_a_fork_waits_for_the_value_that_is_being_made(threads: ThreadPool) -> N
             time.sleep(0.1)
         return 1
 
-    ahead = DoubleBuffer(make, 10, lambda: True, threads)
+    ahead = Readahead(make, 10, lambda: True, threads)
     preparing = threading.Thread(target=ahead.prepare)
     preparing.start()
     assert begun.wait(30)
@@ -174,7 +174,7 @@ def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(threads: Th
         made.append(1)
         return 1
 
-    ahead = DoubleBuffer(slow, 10, lambda: True, threads)
+    ahead = Readahead(slow, 10, lambda: True, threads)
     preparing = threading.Thread(target=ahead.prepare)
     preparing.start()
     assert begun.wait(30)
