@@ -1,7 +1,7 @@
 """Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
 Caches, shared tiers, traces, predictions, processor time, emulated accelerators, the simulator, flat memory, `full`
-beyond memory and all ways to mix are measured only if they are named.
+beyond memory, all ways to mix, and a GPU are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ BY_NAME = (
     "uniform",
     "units",
     "warm_tier",
+    "gpu",
 )
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 

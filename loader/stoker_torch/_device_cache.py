@@ -26,6 +26,7 @@ from stoker_torch._tensors import RaggedColumn, map_tensors
 _log = logging.getLogger("stoker")
 
 _NOT_CHOSEN = -1
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,22 +100,27 @@ class DeviceCache:
         Raises:
             ConfigError: the values are not tensors with a row for each sample.
         """
-        read = np.ones(len(batch), np.bool_) if batch.resident is None else ~batch.resident
-        if self._layout is None and read.any():
-            self._choose(values, int(read.sum()))
         places = self._bases[batch.super_samples] + batch.rows
+        if batch.resident is not None and batch.resident.all():  # the batch consists of the places, in order
+            return CachePlan(len(batch), (0, 0, 0, 0, len(batch)), _NONE, _NONE), torch.from_numpy(places)
+        read = np.ones(len(batch), np.bool_) if batch.resident is None else ~batch.resident
+        if self._layout is None:
+            self._choose(values, int(read.sum()))
+            places = self._bases[batch.super_samples] + batch.rows
+        new = self._new_samples(batch, read, places)
+        rows_of_new = (np.cumsum(read) - 1)[new]
+        read_places, resident_places = np.flatnonzero(read), np.flatnonzero(~read)
+        parts = rows_of_new, places[new], read_places, resident_places, places[resident_places]
+        counts = tuple(map(len, parts))
+        plan = CachePlan(len(batch), counts, batch.super_samples[new], places[new])  # type: ignore[arg-type]
+        return plan, torch.from_numpy(np.concatenate(parts))
+
+    def _new_samples(self, batch: Batch, read: NDArray[np.bool_], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples of a batch that were read, and are to be kept and are not yet."""
         is_new = read & (self._bases[batch.super_samples] != _NOT_CHOSEN)
         is_new[is_new] = ~self._is_kept[places[is_new]]
         _, first = np.unique(places[is_new], return_index=True)  # a sample may be repeated
-        new = np.flatnonzero(is_new)[first]
-        rows_of_new = (np.cumsum(read) - 1)[new]
-        read_places, resident_places = np.flatnonzero(read), np.flatnonzero(~read)
-        slots = places[resident_places]
-        if not len(read_places):
-            resident_places = read_places  # the batch consists of the slots, in order
-        parts = rows_of_new, places[new], read_places, resident_places, slots
-        plan = CachePlan(len(batch), tuple(map(len, parts)), batch.super_samples[new], places[new])  # type: ignore[arg-type]
-        return plan, torch.from_numpy(np.concatenate(parts))
+        return np.flatnonzero(is_new)[first]
 
     def complete(self, plan: CachePlan, indices: torch.Tensor, values: Any) -> Any:
         """Keep the new samples of a batch on the device, and return the batch with its resident samples."""

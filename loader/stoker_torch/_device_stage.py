@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,6 +15,9 @@ from stoker.errors import ConfigError, StateError
 from stoker_torch._devices import check_available, open_device, parse_device
 from stoker_torch._options import validate_integer
 from stoker_torch._staging import StagedIteration, Staging
+
+
+_log = logging.getLogger("stoker")
 
 
 class DeviceStage(Closeable):
@@ -95,7 +99,12 @@ class DeviceStage(Closeable):
             return iter(self.batches) if self._function is None else map(self._function, self.batches)
         self._end_iteration()
         batches, find_state = iter(self.batches), getattr(self.batches, "state_dict", None)
-        state = None if find_state is None else find_state()
+        state = None
+        try:
+            state = None if find_state is None else find_state()
+        except AttributeError as error:  # Accelerate's loaders have the method also where they have no state
+            _log.debug("%s has no state: %s", type(self.batches).__name__, error)
+            find_state = None
         iteration = _DeviceIteration(self._staging.iterate(partial(_take_next, batches, find_state)), state)
         self._iteration = weakref.ref(iteration)
         return iteration

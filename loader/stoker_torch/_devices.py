@@ -78,10 +78,6 @@ class Device(Protocol):
         """Return page-locked memory that a copy can read while the host goes on, ``uint8 [size_bytes]``."""
         ...
 
-    def is_host_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of the host lies in such memory."""
-        ...
-
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Queue a copy of a tensor into new memory of the device, on the current stream."""
         ...
@@ -146,10 +142,6 @@ class StreamDevice:
     def allocate_host(self, size_bytes: int) -> torch.Tensor:
         """Return page-locked memory of torch's allocator, ``uint8 [size_bytes]``."""
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def is_host_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of the host lies in page-locked memory."""
-        return tensor.is_pinned()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Queue a copy of a tensor into new memory of the device, on the current stream."""
@@ -223,10 +215,6 @@ class BlockingDevice:
     def allocate_host(self, size_bytes: int) -> torch.Tensor:
         """Return memory of the host, ``uint8 [size_bytes]``."""
         return torch.empty(size_bytes, dtype=torch.uint8)
-
-    def is_host_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return True: a tensor is copied from where it lies."""
-        return True
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the device."""

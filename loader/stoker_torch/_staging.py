@@ -27,7 +27,7 @@ from stoker._base.fetch_record import DeviceCopy
 from stoker.errors import ConfigError, StokerError
 from stoker_torch._devices import Device, Event, Stream
 from stoker_torch._readahead import Readahead
-from stoker_torch._tensors import BufferPool, RaggedColumn, map_tensors
+from stoker_torch._tensors import BufferPool, RaggedColumn, bytes_of, map_tensors
 from stoker_torch._user_functions import ThreadPool
 
 T = TypeVar("T")
@@ -89,6 +89,8 @@ class HostBuffers(BufferPool):
         return True
 
 
+Take = Callable[[], "tuple[T, Any] | None"]
+"""Function that returns the next batch with a tag, or None after the last one."""
 Transform = Callable[[Any, Any], Any]
 """Function of a batch's tag and the batch on the device, which returns the batch to be yielded."""
 
@@ -125,10 +127,12 @@ class Stager:
                 return
             self._report(self._running.popleft())
 
-    def stage(self, tag: T, batch: Any) -> _StagedBatch[T]:
-        """Queue the copy of a batch, and the user's function behind it."""
-        with self._device.use_stream(self._stream):
-            return self._stage(tag, batch)
+    def stage_next(self, take: Take[T]) -> _StagedBatch[T] | None:
+        """Take a batch, queue its copy, and the user's function behind it; return None after the last one."""
+        self.free_buffers()
+        with self._device.use_stream(self._stream):  # also for what the source does on the device
+            taken = take()
+            return None if taken is None else self._stage(*taken)
 
     def _stage(self, tag: T, batch: Any) -> _StagedBatch[T]:
         begun = None if self._on_copy is None else self._record(is_timed=True)
@@ -175,20 +179,25 @@ class Stager:
         if column.values.device.type != "cpu":
             return column
         block = column.find_block()
-        if block is None or not self._device.is_host_pinned(block):
+        if block is None or not self._buffers.has(block):
             block = column.join(self._buffers.empty)
         self._sources.append(block)
         return column.on_device(self._device.copy(block))
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor in page-locked memory, with the same strides if it is dense."""
-        if not tensor.nbytes or self._device.is_host_pinned(tensor):
+        """Return a tensor in a buffer, with the same strides if it is dense.
+
+        One in page-locked memory of its source is copied, too: the source may write to it while the device reads.
+        """
+        if not tensor.nbytes or self._buffers.has(tensor):
             return tensor
+        memory = self._buffers.empty(tensor.nbytes)
+        pinned = torch.from_numpy(memory).view(tensor.dtype)
+        if tensor.is_contiguous():
+            memory[:] = bytes_of(tensor)
+            return pinned.view(tensor.shape)
         layout = torch.empty_like(tensor, device="meta")
-        memory = torch.from_numpy(self._buffers.empty(tensor.nbytes))
-        pinned = memory.view(tensor.dtype).as_strided(tensor.shape, layout.stride())
-        pinned.copy_(tensor.detach())
-        return pinned
+        return pinned.as_strided(tensor.shape, layout.stride()).copy_(tensor.detach())
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
@@ -201,16 +210,6 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
     map_tensors(add, batch)
     return iter(found)
-
-
-Take = Callable[[], "tuple[T, Any] | None"]
-"""Function that returns the next batch with a tag, or None after the last one."""
-
-
-def _stage_next(stager: Stager, take: Take[T]) -> _StagedBatch[T] | None:
-    stager.free_buffers()
-    taken = take()
-    return None if taken is None else stager.stage(*taken)
 
 
 class StagedIteration(Generic[T]):
@@ -359,7 +358,7 @@ class Staging:
             self.static = StaticBatch(self.device) if self._is_static else None
         if self._threads is None:
             self._threads = ThreadPool(1, "stoker-stage", self.device.enter_thread)
-        make = partial(_stage_next, self._stager, take)
+        make = partial(self._stager.stage_next, take)
         readahead = Readahead(make, count, is_ready, self._threads, self._ahead)
         self._readahead = weakref.ref(readahead)
         return StagedIteration(self, readahead)

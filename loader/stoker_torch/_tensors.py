@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from stoker._base.sizes import format_count
-from stoker._fetch.gather import FREE_ARRAY_REFERENCES, BatchArrays, Columns, RaggedValues, copy_large_values
+from stoker._fetch.gather import (
+    FREE_ARRAY_REFERENCES,
+    BatchArrays,
+    Columns,
+    RaggedValues,
+    copy_large_values,
+    gather_rows,
+)
 from stoker._format.display import describe_type, html_table
 from stoker._format.schema import Column
 from stoker._format.tensorfile import DType
@@ -105,11 +112,11 @@ class RaggedColumn:
 
     def join(self, empty: Callable[[int], NDArray[np.uint8]]) -> torch.Tensor:
         """Return a block with copies of both tensors, in an array from ``empty``."""
-        block = torch.from_numpy(empty(offsets_start(self.values.nbytes) + self.offsets.nbytes))
-        copied = self._in_block(block)
-        copied.values.copy_(self.values)
-        copied.offsets.copy_(self.offsets)
-        return block
+        start = offsets_start(self.values.nbytes)
+        block = empty(start + self.offsets.nbytes)
+        block[: self.values.nbytes] = bytes_of(self.values)
+        block[start:] = bytes_of(self.offsets)
+        return torch.from_numpy(block)
 
     def on_device(self, block: torch.Tensor) -> RaggedColumn:
         """Return this column of the host as it is in a copy of its block on a device."""
@@ -215,6 +222,16 @@ class RaggedColumn:
         return f"{format_count(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
 
 
+def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous tensor in host memory, or of a copy of another one.
+
+    numpy copies them with one thread; torch would use all of its own.
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    found: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
 def offsets_start(values_bytes: int) -> int:
     """Return where the offsets are in a block with values of that size, in bytes."""
     return -(-values_bytes // 8) * 8
@@ -290,6 +307,8 @@ def pin_batch(batch: Any) -> Any:
 _log = logging.getLogger("stoker")
 
 _MIN_BUFFER_BYTES = 4096
+_CACHED_BYTES = 256 << 10
+"""Bytes that are copied twice in a row, and are in a core's cache the second time."""
 
 
 def gather_rows_into(
@@ -297,13 +316,19 @@ def gather_rows_into(
 ) -> NDArray[np.uint8]:
     """Gather rows as :func:`stoker._fetch.gather.gather_rows` does, into an array of their size; return its rows."""
     rows = target.reshape(len(addresses), row_bytes)
-    starts = max(0, len(memory) - row_bytes + 1)
-    is_inside = not len(addresses) or (addresses.min() >= 0 and addresses.max() < starts)
-    if is_inside and copy_large_values(memory, addresses, [row_bytes] * len(addresses), target):
+    if len(addresses) and (addresses.min() < 0 or addresses.max() > len(memory) - row_bytes):
+        raise IndexError(f"a row of {row_bytes} bytes does not lie within the {len(memory)} bytes of the memory")
+    if copy_large_values(memory, addresses, [row_bytes] * len(addresses), target):
         return rows
-    everything = torch.frombuffer(memory, dtype=torch.uint8)
-    overlapping = everything.as_strided((starts, row_bytes), (1, 1))
-    torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(rows))
+    if torch.get_num_threads() == 1:  # or waking torch's threads would take more processor time than the copy
+        overlapping = torch.frombuffer(memory, dtype=torch.uint8).as_strided(
+            (max(0, len(memory) - row_bytes + 1), row_bytes), (1, 1)
+        )
+        torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(rows))
+        return rows
+    step = max(1, _CACHED_BYTES // max(1, row_bytes))
+    for start in range(0, len(addresses), step):  # numpy gathers into an array of its own
+        rows[start : start + step] = gather_rows(memory, addresses[start : start + step], row_bytes)
     return rows
 
 
@@ -330,6 +355,7 @@ class BufferPool(BatchArrays):
         self._pinned = pinned
         self.buffers_made = 0
         self._buffers: dict[int, list[_Buffer]] = {}
+        self._addresses: set[int] = set()
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
         """Return rows as :func:`stoker._fetch.gather.gather_rows` does, in a buffer of the pool."""
@@ -345,11 +371,17 @@ class BufferPool(BatchArrays):
                 return buffer.memory[:size_bytes]
         self.buffers_made += 1
         buffers.append(_Buffer(self._allocate(rounded_bytes).numpy()))
+        self._addresses.add(buffers[-1].memory.ctypes.data)
         return buffers[-1].memory[:size_bytes]
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor begins where a buffer does."""
+        return tensor.data_ptr() in self._addresses
 
     def clear(self) -> None:
         """Release all buffers that no batch refers to."""
         self._buffers.clear()
+        self._addresses.clear()
 
     def _allocate(self, size_bytes: int) -> torch.Tensor:
         """Return the memory of a new buffer, ``uint8 [size_bytes]``."""

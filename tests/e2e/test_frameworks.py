@@ -98,6 +98,22 @@ def test_accelerate_leaves_a_loader_as_it_is(accelerate: list[Report]) -> None:
         assert filled([report["loader"][epoch] for report in accelerate]) == 0
 
 
+@pytest.mark.parametrize("case", ["staged", "DDP", "FSDP"])
+def test_batches_on_a_device_are_those_of_the_host(accelerate: list[Report], case: str) -> None:
+    for report in accelerate:
+        assert report[case] == report["loader"]
+
+
+def test_a_data_loader_that_accelerate_shards_is_staged(accelerate: list[Report]) -> None:
+    for report in accelerate:
+        assert report["sharded, staged"] == report["sharded, 0 workers, whole"]
+
+
+def test_trainer_and_lightning_train_on_batches_of_a_device(trainer: list[Report], lightning: list[Report]) -> None:
+    assert [report["staged"] for report in trainer] == [report["loader"] for report in trainer]
+    assert [report["staged"] for report in lightning] == [report["whole"] for report in lightning]
+
+
 def test_a_share_given_to_trainer_is_refused_on_every_rank(trainer: list[Report]) -> None:
     for rank, report in enumerate(trainer):
         assert SHARED.format(rank) in report["share"]

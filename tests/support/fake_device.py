@@ -240,8 +240,7 @@ class FakeDevice:
         self._host.append(tensor)
         return tensor
 
-    def is_host_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in memory from :meth:`allocate_host`."""
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
         return any(each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._host)
 
@@ -275,7 +274,7 @@ class FakeDevice:
         self.check_call()
         if not tensor.nbytes:
             return tensor.clone()
-        assert self.is_host_pinned(tensor), "a copy from memory that is not page-locked"
+        assert self._is_pinned(tensor), "a copy from memory that is not page-locked"
         result = torch.from_numpy(self._allocate(tensor.nbytes)).view(tensor.dtype)
         target, source, size = result.data_ptr(), tensor.data_ptr(), tensor.nbytes
         self.current_stream().queue(lambda: _move(target, source, size))
@@ -326,14 +325,13 @@ class ImmediateDevice(BlockingDevice):
         self._pinned.append(super().allocate_host(size_bytes))
         return self._pinned[-1]
 
-    def is_host_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in such memory."""
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
         return any(each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._pinned)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy."""
-        assert not tensor.nbytes or self.is_host_pinned(tensor), "a copy from memory that is not page-locked"
+        assert not tensor.nbytes or self._is_pinned(tensor), "a copy from memory that is not page-locked"
         self.copies += 1
         self.copied_bytes += tensor.nbytes
         self.threads.add(threading.current_thread().name)

@@ -26,7 +26,8 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.errors import StokerError
-from stoker_torch import Loader, StreamDataset
+from stoker_torch import DeviceStage, Loader, StreamDataset, _device_stage, _loader
+from support.fake_device import ImmediateDevice
 
 __all__ = ["BATCH_SIZE", "CHECKPOINT_STEP", "Report", "run_framework"]
 
@@ -50,6 +51,7 @@ def run_framework(name: str, url: str, folder: Path) -> list[Report]:
     ranks = [{}] if name == "lightning" else [_environment(rank) for rank in range(2)]
     base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     base["PYTHONSAFEPATH"] = "1"  # otherwise the module datasets beside this file hides Hugging Face's
+    base["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [base.get("PYTHONPATH")])])
     command = [sys.executable, __file__, name, url, str(folder)]
     logs = [folder / f"log{number}" for number in range(len(ranks))]
     processes = []
@@ -112,9 +114,17 @@ class _Program:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
         self.report: Report = {}
+        self.device = ImmediateDevice()
+        for module in (_loader, _device_stage):
+            module.check_available = lambda _: None
+            module.open_device = lambda _: self.device
 
     def loader(self, **settings: Any) -> Loader:
         return Loader(self.url, **{"batch_size": BATCH_SIZE, "seed": 1, "memory": "8MB", **settings})
+
+    def staged(self, **settings: Any) -> Loader:
+        """Return a loader whose batches are copied to a device, which is one of the host."""
+        return self.loader(device="cuda:0", **settings)
 
     def stream(self, *, whole: bool, **settings: Any) -> StreamDataset:
         """Return a data set with this rank's share of the samples, or with all of them."""
@@ -149,11 +159,36 @@ class _Program:
             accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
             for workers in (0, 2):
                 self._prepared(accelerator, f"{name}, {workers} workers", workers)
+            if name == "sharded":
+                plain = DataLoader(self.stream(whole=True), batch_size=BATCH_SIZE)
+                prepared = accelerator.prepare_data_loader(plain, device_placement=False)
+                with DeviceStage(prepared, "cuda:0") as stage:
+                    assert accelerator.prepare(stage) is stage
+                    self.report["sharded, staged"] = _epochs(stage)
         accelerator = accelerate.Accelerator(cpu=True)
         with self.loader() as loader:
             assert accelerator.prepare(loader) is loader
             self.report["loader"] = _epochs(loader)
+        with self.staged() as loader:
+            assert accelerator.prepare(loader) is loader
+            self.report["staged"] = _epochs(loader)
+        for name, wrap in (("DDP", nn.parallel.DistributedDataParallel), ("FSDP", _shard)):
+            self.report[name] = self._wrapped(wrap)
         self.save("accelerate")
+
+    def _wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> list[list[list[int]]]:
+        """Train a wrapped model on batches of a device, and return them by epoch."""
+        model = _Model()
+        wrapped, epochs = wrap(model), []
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.01)
+        with self.staged() as loader:
+            for _ in range(_EPOCHS):
+                for batch in loader:
+                    wrapped(batch["x"])["loss"].backward()
+                    optimizer.step()
+                epochs.append(model.seen[:])
+                model.seen.clear()
+        return epochs
 
     def _prepared(self, accelerator: Any, case: str, workers: int) -> None:
         skip: Any = importlib.import_module("accelerate").skip_first_batches
@@ -203,6 +238,8 @@ class _Program:
         self.report["not prepared"] = self._trained("plain", DataLoader(data, batch_size=None), max_steps=14)
         with self.loader() as loader:
             self.report["loader"] = self._trained("loader", loader)
+        with self.staged() as loader:
+            self.report["staged"] = self._trained("staged", loader)
         checkpoint = self.folder / "loader" / f"checkpoint-{CHECKPOINT_STEP}"
         with self.loader() as loader:
             loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
@@ -277,7 +314,7 @@ class _Program:
                 self.tested: list[list[list[int]]] = [[] for _ in range(_EPOCHS)]
 
             def train_dataloader(self) -> Loader:
-                return program.loader()
+                return program.staged() if name == "staged" else program.loader()
 
             def val_dataloader(self) -> Loader:
                 return program.loader(shuffle="none", evaluation=True)
@@ -293,7 +330,7 @@ class _Program:
             def configure_optimizers(self) -> Any:
                 return torch.optim.SGD(self.parameters(), 0.01)
 
-        for name in ("whole", "resumed"):
+        for name in ("whole", "staged", "resumed"):
             keep = callbacks.ModelCheckpoint(
                 self.folder / name, "{step}", every_n_train_steps=CHECKPOINT_STEP, save_top_k=-1
             )
@@ -303,7 +340,7 @@ class _Program:
             )  # fmt: skip
             checkpoint = self.folder / "whole" / f"step={CHECKPOINT_STEP}.ckpt"
             module = Module()
-            trainer.fit(module, ckpt_path=None if name == "whole" else str(checkpoint))
+            trainer.fit(module, ckpt_path=str(checkpoint) if name == "resumed" else None)
             self.report[name] = module.epochs
             self.report[f"{name}, sane"] = module.sane
             self.report[f"{name}, tested"] = module.tested
@@ -311,6 +348,14 @@ class _Program:
         gc.collect()
         self.report["threads"] = [thread.name for thread in threading.enumerate()]
         self.save("lightning")
+
+
+def _shard(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model
 
 
 class _Endless:

@@ -159,12 +159,12 @@ class StepQueue(Generic[Ref]):
             has begun, and tiers have been asked for it.
 
     Attributes:
-        is_cut: whether the queue ends before its source, since many steps have no items.
+        is_cut: whether the queue ends before its source, since many steps in a row read nothing.
     """
 
     def __init__(self, steps: StepSource[Ref], on_issue: Callable[[Ref, int, int], object] | None = None) -> None:
         self._steps, self._on_issue = steps, on_issue
-        self.is_cut = False
+        self.is_cut, self._resident_steps = False, 0
         self._planned: deque[PlannedStep[Ref]] = deque()
         self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
         self._current: tuple[Item[Ref], PlannedStep[Ref]] | None = None
@@ -178,7 +178,6 @@ class StepQueue(Generic[Ref]):
                 item, step = given
                 self._on_issue(item.ref, step.epoch, step.end)
             while not self._items:
-                self.is_cut = self.is_cut or len(self._planned) >= _MAX_PLANNED_STEPS
                 if not self._plan():
                     return None
             self._current = self._items.popleft()
@@ -198,13 +197,16 @@ class StepQueue(Generic[Ref]):
         step = None if self.is_cut else self._steps.next()
         if step is None:
             return False
+        reads_nothing = all(item < 0 for segment in step.segments for item in segment.items)
+        self._resident_steps = self._resident_steps + 1 if reads_nothing else 0
+        self.is_cut = self._resident_steps >= _MAX_RESIDENT_STEPS
         self._planned.append(step)
         self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
         return True
 
 
-_MAX_PLANNED_STEPS = 1024
-"""Steps that are planned without a further item to fetch."""
+_MAX_RESIDENT_STEPS = 1024
+"""Steps in a row that read nothing: more are planned by another stream, or planning ahead would not end."""
 _RESIDENT = -1
 """In place of the slot of an item that the consumer has."""
 

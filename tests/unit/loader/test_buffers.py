@@ -21,7 +21,11 @@ def rows(pool: BufferPool, *, start: int = 0, count: int = 8) -> Any:
 
 @pytest.mark.parametrize("row_bytes", [1, 3, 16, 1000])
 @pytest.mark.parametrize("count", [0, 1, 500])
-def test_rows_are_those_of_a_plain_gather_from_any_address(row_bytes: int, count: int) -> None:
+@pytest.mark.parametrize("torch_threads", [1, 8])
+def test_rows_are_those_of_a_plain_gather_from_any_address(
+    row_bytes: int, count: int, torch_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: torch_threads)
     addresses = np.random.default_rng(0).integers(0, len(MEMORY) - row_bytes + 1, count)
     gathered = BufferPool().gather_rows(MEMORY, addresses, row_bytes)
     assert gathered.shape == (count, row_bytes)
@@ -32,6 +36,12 @@ def test_rows_are_those_of_a_plain_gather_from_any_address(row_bytes: int, count
 def test_a_row_outside_the_memory_is_an_index_error(address: int) -> None:
     with pytest.raises(IndexError):
         BufferPool().gather_rows(MEMORY, np.array([0, address]), 16)
+
+
+def test_large_rows_are_copied_one_by_one() -> None:
+    memory = memoryview(np.random.default_rng(0).bytes(1 << 20))
+    addresses = np.random.default_rng(1).integers(0, len(memory) - 20_000, 16)
+    assert np.array_equal(BufferPool().gather_rows(memory, addresses, 20_000), gather_rows(memory, addresses, 20_000))
 
 
 def test_a_dropped_buffer_is_used_again() -> None:

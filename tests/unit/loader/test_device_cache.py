@@ -185,3 +185,14 @@ def test_values_that_cannot_be_kept_are_explained_at_the_first_batch(
         pytest.raises(ConfigError, match=message),
     ):
         next(iter(loader))
+
+
+def test_thousands_of_steps_that_read_nothing_are_planned_little_by_little(url: str, device: ImmediateDevice) -> None:
+    settings: dict[str, Any] = {"batch_size": 1, "columns": ["x"], "limit": 100, "shuffle": "none"}
+    with Loader(url, device="cuda:0", gpu_cache="1MB", **settings) as loader:
+        for _ in range(30):
+            assert [int(batch["x"]) for batch in loader] == list(range(100))
+        before = loader.stats().get_requests
+        for _ in range(30):
+            assert [int(batch["x"]) for batch in loader] == list(range(100))
+        assert loader.stats().get_requests - before <= 30  # the super-sample that the limit cuts is never whole

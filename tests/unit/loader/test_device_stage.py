@@ -364,6 +364,15 @@ def test_the_state_of_the_iterable_is_that_after_the_batch_yielded_last(device: 
         DeviceStage([1], "cuda:0").state_dict()
 
 
+def test_an_iterable_whose_state_dict_has_no_state_is_staged(device: ImmediateDevice) -> None:
+    class Stateless(list[Any]):
+        def state_dict(self) -> Any:
+            raise AttributeError("no state")
+
+    with DeviceStage(Stateless([torch.tensor(1)]), "cuda:0") as stage:
+        assert [int(batch) for batch in stage] == [1]
+
+
 def test_on_the_cpu_the_iterable_is_iterated_directly() -> None:
     assert list(DeviceStage([1, 2], "cpu")) == [1, 2]
     assert list(DeviceStage([1, 2], "cpu", batch_transform=lambda batch: batch + 1)) == [2, 3]

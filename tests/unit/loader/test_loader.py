@@ -424,3 +424,11 @@ def test_rank_and_world_size_come_from_the_environment(url: str, monkeypatch: py
 def test_memory_of_a_node_is_divided_among_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert LoaderConfig(batch_size=1, memory="node:4GB").memory_bytes() == 10**9
+
+
+def test_a_super_sample_may_have_thousands_of_batches() -> None:
+    url = pack_numbers(3000, super_sample_bytes=1 << 20)
+    with Loader(url, batch_size=1, columns=["x"], shuffle="none") as loader:
+        assert len(loader.manifest) == 1
+        for _ in range(2):
+            assert [int(batch["x"]) for batch in loader] == list(range(3000))
