@@ -16,7 +16,6 @@ from stoker_torch._devices import check_available, open_device, parse_device
 from stoker_torch._options import validate_integer
 from stoker_torch._staging import StagedIteration, Staging
 
-
 _log = logging.getLogger("stoker")
 
 

@@ -115,9 +115,10 @@ class _Program:
         self.url, self.folder = url, folder
         self.report: Report = {}
         self.device = ImmediateDevice()
+        of_host = {"check_available": lambda _: None, "open_device": lambda _: self.device}
         for module in (_loader, _device_stage):
-            module.check_available = lambda _: None
-            module.open_device = lambda _: self.device
+            for name, function in of_host.items():
+                setattr(module, name, function)
 
     def loader(self, **settings: Any) -> Loader:
         return Loader(self.url, **{"batch_size": BATCH_SIZE, "seed": 1, "memory": "8MB", **settings})
