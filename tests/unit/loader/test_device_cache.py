@@ -117,11 +117,11 @@ def test_ranks_keep_the_super_samples_that_they_have_seen_whole(url: str, device
             Loader(url, rank=rank, **settings) as host,
             Loader(url, rank=rank, device="cuda:0", gpu_cache="1MB", **settings) as loader,
         ):
-            for _ in range(6):
+            for _ in range(12):  # until each has seen every super-sample whole, and what was planned before is read
                 assert_same(epoch_of(loader), epoch_of(host))
             before = loader.stats().get_requests
             epoch_of(loader)
-            assert loader.stats().get_requests - before < len(loader.manifest) / 4
+            assert loader.stats().get_requests == before
 
 
 def test_a_state_is_resumed_in_the_middle_of_a_cached_epoch(url: str, device: ImmediateDevice) -> None:
