@@ -76,9 +76,8 @@ def train(tmp_path: Path) -> Callable[[bool], str]:
 def test_a_block_runs(block: str, train: Callable[[bool], str], has_device: bool) -> None:
     seen = Seen()
     code = block.replace("s3://bucket/train", train("DeviceImageDecoder" in block))
-    last = code.rstrip().rpartition("\n")[2]
-    if last.startswith("Loader("):  # the page shows how to make it
-        code = code.replace(last, f"with {last} as loader:\n    train_step(next(iter(loader)))")
+    if made := re.search(r"^Loader\(.*\)\Z", code.rstrip(), re.DOTALL | re.MULTILINE):  # the page shows how to make it
+        code = code.replace(made[0], f"with {made[0]} as loader:\n    train_step(next(iter(loader)))")
     exec(compile(code, "gpu.md", "exec"), seen.names())  # noqa: S102 - our own page
     assert seen.batches
 
