@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import html
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,40 +22,18 @@ from numpy.typing import NDArray
 from stoker._base.fetch_record import Phase, Span
 from stoker._base.plugins import require_extra
 from stoker._base.recorder import WORST_WAITS, Wait
-from stoker._trace.recording import ProcessName, Recording, SlotFill, SlotHold, TracedResponse, TraceEvent, Truncated
+from stoker._trace.quantiles import Quantiles
+from stoker._trace.recording import (
+    ProcessName,
+    Recording,
+    SlotFill,
+    SlotHold,
+    TracedCopy,
+    TracedResponse,
+    TraceEvent,
+    Truncated,
+)
 from stoker.errors import ConfigError
-
-_ACCURACY = 0.005
-_GROWTH = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
-_MIN_NUMBER, _MAX_NUMBER = 1e-9, 1e18
-
-
-class Quantiles:
-    """A quantile sketch of positive numbers with a relative error of at most half a percent.
-
-    C. Masson, J. Rim, H. Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees",
-    VLDB 2019, section 2. Numbers are clipped to 1e-9 to 1e18.
-    """
-
-    __slots__ = ("_classes", "count")
-
-    def __init__(self) -> None:
-        self._classes: Counter[int] = Counter()
-        self.count = 0
-
-    def add(self, number: float) -> None:
-        """Count a number."""
-        self._classes[math.ceil(math.log(min(max(number, _MIN_NUMBER), _MAX_NUMBER)) / _GROWTH)] += 1
-        self.count += 1
-
-    def quantile(self, share: float) -> float:
-        """Return the quantile at ``share``, 0 to 1; at least one number must have been added."""
-        rank = math.ceil(share * self.count)
-        for index in sorted(self._classes):
-            rank -= self._classes[index]
-            if rank <= 0:
-                break
-        return math.exp(index * _GROWTH) * (1 - _ACCURACY)
 
 
 class TraceSummary:
@@ -166,8 +143,8 @@ COLOURS = {
     Phase.OTHER: "#b9b9b9",
 }
 """Colours of the phases, chosen so that phases that are often adjacent differ most."""
-_READY, _FILLING, _TRAINING = "#cfe3d4", "#9db4c0", "#ececec"
-_READY_NAME, _FILLING_NAME, _TRAINING_NAME = "ready, or in use", "filling", "training"
+_READY, _FILLING, _TRAINING, _COPY = "#cfe3d4", "#9db4c0", "#ececec", "#c2185b"
+_READY_NAME, _FILLING_NAME, _TRAINING_NAME, _COPY_NAME = "ready, or in use", "filling", "training", "copy to the device"
 _LOOP_TITLE = "training loop: what it waits for"
 _FILL_TITLE = "fill of the ring"
 _SLOTS_TITLE = "fetches: how a slot is filled, and how long it is held"
@@ -233,7 +210,7 @@ class TraceSection:
         match event:
             case Wait():
                 return self.overlaps(event.spans[0].begin_seconds, event.spans[-1].end_seconds)
-            case SlotFill() | SlotHold():
+            case SlotFill() | SlotHold() | TracedCopy():
                 return self.overlaps(event.begin_seconds, event.end_seconds)
         return False
 
@@ -300,9 +277,11 @@ class _Layer:
 
 
 def _loop_layers(recording: Recording, section: TraceSection) -> list[_Layer]:
-    """Return the layers of the training loop, lowest first: training, and the waits on top of it."""
+    """Return the layers of the training loop, lowest first: training, the waits on top of it, and copies in row -1."""
     spans = [(0, span) for wait in recording.waits for span in wait.spans]
-    return [_Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")]), *_by_phase(spans)]
+    training = _Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")])
+    copies = [(each.begin_seconds, each.end_seconds, -1, "") for each in recording.copies]
+    return [training, *_by_phase(spans), *([_Layer(_COPY_NAME, _COPY, copies)] if copies else [])]
 
 
 def _slot_layers(recording: Recording, slots: Sequence[int]) -> list[_Layer]:
@@ -355,7 +334,7 @@ def _draw_png(recording: Recording, path: Path, section: TraceSection, title: st
     _draw_boxes(loop, loop_layers)
     for at, text in _labels(recording, section):
         loop.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
-    loop.set(yticks=[], ylim=(-0.5, 0.8), title=_LOOP_TITLE)
+    loop.set(yticks=[], ylim=(-1.5 if recording.copies else -0.5, 0.8), title=_LOOP_TITLE)
     _draw_fill(fill, recording)
     _draw_boxes(ring, slot_layers)
     ring.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel=_TIME_TITLE, title=_SLOTS_TITLE)
@@ -374,7 +353,7 @@ def _draw_png(recording: Recording, path: Path, section: TraceSection, title: st
 def _legend(*layers: _Layer) -> dict[str, str]:
     """Return the colour of each name, in the order of the legend: phases first."""
     colours = {layer.name: layer.colour for layer in layers}
-    last = [name for name in (_READY_NAME, _TRAINING_NAME) if name in colours]
+    last = [name for name in (_READY_NAME, _TRAINING_NAME, _COPY_NAME) if name in colours]
     phases = [str(phase) for phase in COLOURS if str(phase) in colours]
     return {name: colours[name] for name in (*phases, *last)}
 
@@ -421,7 +400,8 @@ def html_figure(recording: Recording, section: TraceSection, title: str) -> Any:
         figure.add_annotation(
             x=at, y=0.42, text=text, yanchor="bottom", showarrow=False, font={"size": 11}, row=1, col=1
         )
-    figure.update_yaxes(range=[-0.5, 1.2], showticklabels=False, fixedrange=True, row=1, col=1)
+    bottom = -1.5 if recording.copies else -0.5
+    figure.update_yaxes(range=[bottom, 1.2], showticklabels=False, fixedrange=True, row=1, col=1)
     figure.update_yaxes(title_text="slots", range=[0, largest * _FILL_HEADROOM], fixedrange=True, row=2, col=1)
     ticks = {"tickvals": list(range(len(slots))), "ticktext": [str(slot) for slot in slots]} if len(slots) <= 48 else {}
     figure.update_yaxes(title_text="slot", range=[len(slots) - 0.4, -0.6], row=3, col=1, **ticks)

@@ -63,6 +63,18 @@ class SlotHold(NamedTuple):
     end_seconds: float
 
 
+class TracedCopy(NamedTuple):
+    """An interval in which a batch was copied to a device.
+
+    Attributes:
+        begin_seconds: start, in seconds since the trace began.
+        end_seconds: end, in seconds since the trace began.
+    """
+
+    begin_seconds: float
+    end_seconds: float
+
+
 class TracedResponse(NamedTuple):
     """The response to a request.
 
@@ -106,7 +118,7 @@ class TraceEvent(NamedTuple):
     """
 
     process: int
-    event: Wait | SlotFill | SlotHold | TracedResponse | ProcessName | Truncated
+    event: Wait | SlotFill | SlotHold | TracedCopy | TracedResponse | ProcessName | Truncated
 
 
 @dataclass(slots=True)
@@ -117,6 +129,7 @@ class Recording:
         waits: waits of the training loop, one per batch.
         fetches: intervals in which slots were filled.
         held: intervals in which slots were ready or in use.
+        copies: intervals in which batches were copied to a device.
         responses: responses to requests.
         is_full: whether the trace reached its size limit.
     """
@@ -124,6 +137,7 @@ class Recording:
     waits: list[Wait] = field(default_factory=list)
     fetches: list[SlotFill] = field(default_factory=list)
     held: list[SlotHold] = field(default_factory=list)
+    copies: list[TracedCopy] = field(default_factory=list)
     responses: list[TracedResponse] = field(default_factory=list)
     is_full: bool = False
 
@@ -132,7 +146,7 @@ class Recording:
         """Return a recording of all events, which takes several times the size of the file in memory."""
         recording = cls()
         lists: dict[type, list[Any]] = {Wait: recording.waits, SlotFill: recording.fetches, SlotHold: recording.held}
-        lists[TracedResponse] = recording.responses
+        lists |= {TracedCopy: recording.copies, TracedResponse: recording.responses}
         for _, event in events:
             lists.get(type(event), []).append(event)
             recording.is_full |= isinstance(event, Truncated)
@@ -189,7 +203,7 @@ class _ProcessParser:
 
     def parse(
         self, event: Mapping[str, Any]
-    ) -> Iterator[Wait | SlotFill | SlotHold | TracedResponse | ProcessName | Truncated]:
+    ) -> Iterator[Wait | SlotFill | SlotHold | TracedCopy | TracedResponse | ProcessName | Truncated]:
         """Yield the records that an event completes."""
         match event["ph"]:
             case "X":
@@ -205,7 +219,9 @@ class _ProcessParser:
             yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
             self._spans.clear()
 
-    def _parse_duration_event(self, event: Mapping[str, Any]) -> Iterator[Wait | SlotFill | SlotHold | TracedResponse]:
+    def _parse_duration_event(
+        self, event: Mapping[str, Any]
+    ) -> Iterator[Wait | SlotFill | SlotHold | TracedCopy | TracedResponse]:
         match _parse_text(event["cat"]):
             case "batch":
                 yield from self.flush()
@@ -224,6 +240,8 @@ class _ProcessParser:
                 yield SlotFill(_parse_integer(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
             case "held":
                 yield SlotHold(_parse_integer(event["tid"]) - SLOT_ROWS, *_parse_interval(event))
+            case "copy":
+                yield TracedCopy(*_parse_interval(event))
             case "request":
                 yield from self._parse_request(event)
 

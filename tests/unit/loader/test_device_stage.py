@@ -17,7 +17,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
+from stoker._trace.recording import Recording
 from stoker.errors import ConfigError, SampleError, StateError, StokerError
+from stoker.trace import read_trace
 from stoker_torch import DeviceStage, InformedDataLoader, Loader, RaggedColumn, StreamDataset, _device_stage, _loader
 from stoker_torch._devices import parse_device
 from support.datasets import numbers, pack_numbers, sample_of
@@ -195,6 +197,7 @@ def test_waits_add_up_and_the_trace_has_a_row_of_copies(url: str, device: Immedi
     copies = [event for event in events if event.get("cat") == "copy"]
     assert len(copies) == 10
     assert sum(event["args"]["bytes"] for event in copies) == device.copied_bytes
+    assert len(Recording.of(read_trace(tmp_path / "trace.json")).copies) == 10
     assert "copies to fake:0" in [event["args"].get("name") for event in events if event["name"] == "thread_name"]
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker._trace.picture import Quantiles, TraceSection, TraceSummary, ring_fill
+from stoker._trace.picture import TraceSection, TraceSummary, ring_fill
+from stoker._trace.quantiles import Quantiles
 from stoker._trace.recording import Recording, SlotFill, SlotHold, TraceEvent
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
