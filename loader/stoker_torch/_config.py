@@ -195,14 +195,15 @@ class StreamConfig:
     def _check_functions(self) -> None:
         if self.decode is not None and not isinstance(self.decode, Mapping):
             raise ConfigError(f"decode must be a dictionary from column to function, not {self.decode!r}")
-        functions = {f"decode[{name!r}]": function for name, function in (self.decode or {}).items()}
-        for name in ("transform", "collate", "batch_transform"):
-            if getattr(self, name) is not None:
-                functions[name] = getattr(self, name)
-        for name, function in functions.items():
+        for name, function in self._functions("transform", "collate", "batch_transform").items():
             if not callable(function):
                 raise ConfigError(f"{name} must be a function, not {function!r}")
             takes_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
+
+    def _functions(self, *settings: str) -> dict[str, Callable[..., Any]]:
+        """Return the name of each function of ``decode``, and of each of the settings that is given → the function."""
+        functions = {f"decode[{name!r}]": function for name, function in (self.decode or {}).items()}
+        return functions | {name: getattr(self, name) for name in settings if getattr(self, name) is not None}
 
     def _check_tier(self) -> None:
         if self.tier is not None and self.warm is not None:
@@ -393,9 +394,7 @@ class LoaderConfig(StreamConfig):
                 "gpu_cache= keeps single samples: use batch_transform= in place of collate=, which makes batches, and "
                 "leave out max_bad_samples=, which replaces samples"
             )
-        functions = {f"decode[{name!r}]": function for name, function in (self.decode or {}).items()}
-        functions |= {} if self.transform is None else {"transform": self.transform}
-        for name, function in functions.items():
+        for name, function in self._functions("transform").items():
             if takes_context(function, name) and getattr(function, "is_random", True):
                 raise ConfigError(
                     f"{name} has a parameter context, so its results differ between epochs, and gpu_cache= would keep "

@@ -8,7 +8,6 @@ saves nothing. The part is chosen by a hash of the super-samples' numbers, and i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +124,7 @@ class DeviceCache:
     def complete(self, plan: CachePlan, indices: torch.Tensor, values: Any) -> Any:
         """Keep the new samples of a batch on the device, and return the batch with its resident samples."""
         new_rows, new_slots, read, resident, slots = indices.split(list(plan.counts))
-        staged = list(_leaves(values)) if plan.counts[2] else []
+        staged = _leaves(values) if plan.counts[2] else []
         if not self._storage:
             shape = len(self._is_kept)
             self._storage = [leaf.new_empty((shape, *leaf.shape[1:])) for leaf in staged]
@@ -153,7 +152,7 @@ class DeviceCache:
 
     def _choose(self, values: Any, samples: int) -> None:
         """Choose the super-samples to keep, now that the size of a sample is known."""
-        leaves = list(_leaves(values))
+        leaves = _leaves(values)
         for leaf in leaves:
             if leaf.ndim == 0 or len(leaf) != samples:
                 raise ConfigError(
@@ -183,7 +182,7 @@ class DeviceCache:
         )
 
 
-def _leaves(values: Any) -> Iterator[torch.Tensor]:
+def _leaves(values: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch, in a fixed order.
 
     Raises:
@@ -204,4 +203,4 @@ def _leaves(values: Any) -> Iterator[torch.Tensor]:
         return value
 
     map_tensors(add, values, refuse)
-    return iter(found)
+    return found

@@ -177,10 +177,11 @@ class Loader(Closeable):
         host_config = config
         if (accelerator := config.accelerator()) is not None:
             resources.gpu_cache_bytes = None if config.gpu_cache is None else parse_bytes(config.gpu_cache)
-            resources.accelerator, resources.staging = accelerator, self._create_staging(accelerator)
+            resources.accelerator = accelerator
             has_transform = config.transform is not None or config.collate is not None
             on_device = device_decoders(config.decode, accelerator, has_transform=has_transform)
             resources.device_decoders = on_device
+            resources.staging = self._create_staging(accelerator)
             decode = {name: each for name, each in (config.decode or {}).items() if name not in on_device}
             host_config = replace(config, decode=decode, batch_transform=None)
         if has_functions(host_config):
@@ -278,7 +279,9 @@ class Loader(Closeable):
     def _create_staging(self, accelerator: torch.device) -> Staging:
         check_available(accelerator)
         config = self.config
-        transform = partial(_finish_on_device, self._resources, config.batch_transform)
+        resources, function = self._resources, config.batch_transform
+        has_work = function is not None or resources.device_decoders or config.gpu_cache is not None
+        transform = partial(_finish_on_device, resources, function) if has_work else None
         open_it = partial(open_device, accelerator)
         return Staging(open_it, ahead=config.ahead, is_static=config.static, transform=transform)
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -147,7 +147,7 @@ class Stager:
         if self._transform is not None:
             batch = self._transform(tag, batch)
             ready = self._record()
-        return _StagedBatch(tag, batch, list(tensors_of(batch)), ready)
+        return _StagedBatch(tag, batch, tensors_of(batch), ready)
 
     def _record(self, *, is_timed: bool = False) -> Event:
         if is_timed and self._origin is None:
@@ -200,7 +200,7 @@ class Stager:
         return pinned.as_strided(tensor.shape, layout.stride()).copy_(tensor.detach())
 
 
-def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_of(batch: Any) -> list[torch.Tensor]:
     """Return the tensors in a batch, in a fixed order; two of a ragged column."""
     found: list[torch.Tensor] = []
 
@@ -209,7 +209,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
         return value
 
     map_tensors(add, batch)
-    return iter(found)
+    return found
 
 
 class StagedIteration(Generic[T]):
@@ -256,7 +256,7 @@ class StaticBatch:
 
     device: Device
     _tensors: list[torch.Tensor] | None = None
-    _stream: Stream | None = field(default=None)
+    _stream: Stream | None = None
 
     def update(self, staged: _StagedBatch[Any], stream: Stream) -> Any:
         """Copy a batch into the tensors of the first one, on the current stream, and return it in them.

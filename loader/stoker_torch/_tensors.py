@@ -27,6 +27,7 @@ from stoker._fetch.gather import (
     RaggedValues,
     copy_large_values,
     gather_rows,
+    offsets_start,
 )
 from stoker._format.display import describe_type, html_table
 from stoker._format.schema import Column
@@ -230,11 +231,6 @@ def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     found: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
     return found
-
-
-def offsets_start(values_bytes: int) -> int:
-    """Return where the offsets are in a block with values of that size, in bytes."""
-    return -(-values_bytes // 8) * 8
 
 
 def _parse_selection(index: Any) -> slice | NDArray[Any]:

@@ -108,11 +108,6 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._is_dismissed = False
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller is one of the threads."""
-        return threading.current_thread() in self._threads
-
     def submit(self, work: Work) -> None:
         """Queue a function, which must not raise.
 

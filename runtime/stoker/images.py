@@ -382,16 +382,25 @@ def _decode(data: Data, request: _DecodeOptions) -> NDArray[np.uint8]:
     return np.array(pixels[:: -1 if up_down else 1, :: -1 if left_right != request.is_mirrored else 1], order="C")
 
 
-def _decode_with_simplejpeg(data: memoryview, request: _DecodeOptions) -> _DecodedImage | None:
-    """Decode a JPEG with simplejpeg; return None if it does not support the file."""
+def _read_jpeg_header(data: memoryview, request: _DecodeOptions) -> tuple[int, int, int] | None:
+    """Return height, width and orientation of a JPEG; None if simplejpeg does not support the file."""
     if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height, request.max_pixels)
-        if space not in ("YCbCr", "RGB", "Gray"):
-            return None
-        orientation = jpeg_orientation(data)
+        return (height, width, jpeg_orientation(data)) if space in ("YCbCr", "RGB", "Gray") else None
+    except ValueError:  # Pillow decides whether such a file is damaged, and says how.
+        return None
+
+
+def _decode_with_simplejpeg(data: memoryview, request: _DecodeOptions) -> _DecodedImage | None:
+    """Decode a JPEG with simplejpeg; return None if it does not support the file."""
+    header = _read_jpeg_header(data, request)
+    if header is None:
+        return None
+    height, width, orientation = header
+    try:
         reduction = request.reduction(height, width, orientation)
         pixels = simplejpeg.decode_jpeg(
             data,
@@ -410,16 +419,10 @@ def _decode_with_simplejpeg(data: memoryview, request: _DecodeOptions) -> _Decod
 
 
 def _jpeg_crop(data: memoryview, request: _DecodeOptions) -> JpegCrop | None:
-    if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
+    header = _read_jpeg_header(data, request)
+    if header is None:
         return None
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    _check_pixels(width, height, request.max_pixels)
-    if space not in ("YCbCr", "RGB", "Gray"):
-        return None
-    orientation = jpeg_orientation(data)
+    height, width, orientation = header
     box, size = request.box(height, width, orientation), request.stored_size(orientation)
     assert size is not None  # noqa: S101 - an ImageDecoder has one
     transpose, up_down, left_right = _ORIENTATIONS[orientation]

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import stoker
 import stoker_torch
 from stoker.images import RandomResizedCrop
-from stoker_torch import _device_images, _device_stage, _loader
-from support.fake_device import ImmediateDevice
+from stoker_torch import _device_images
+from support.fake_device import ImmediateDevice, use_device
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -48,9 +48,7 @@ def has_device(monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether there is a CUDA device; if not, "cuda" is one of the host."""
     if torch.cuda.is_available():
         return True
-    for module in (_loader, _device_stage):
-        monkeypatch.setattr(module, "check_available", lambda _: None)
-        monkeypatch.setattr(module, "open_device", lambda _: ImmediateDevice())
+    use_device(ImmediateDevice(), monkeypatch)
     monkeypatch.setattr(_device_images, "find_decode_jpeg", lambda: None)
     return False
 

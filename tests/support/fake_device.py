@@ -17,8 +17,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from stoker_torch import _device_stage, _loader
 from stoker_torch._devices import BlockingDevice
 
 _POISON = 0xEE
@@ -336,3 +338,10 @@ class ImmediateDevice(BlockingDevice):
         self.copied_bytes += tensor.nbytes
         self.threads.add(threading.current_thread().name)
         return tensor.clone()
+
+
+def use_device(device: ImmediateDevice, patch: pytest.MonkeyPatch) -> None:
+    """Make a device of the host every accelerator that a loader or a stage is given."""
+    for module in (_loader, _device_stage):
+        patch.setattr(module, "check_available", lambda _: None)
+        patch.setattr(module, "open_device", lambda _: device)

@@ -21,13 +21,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.errors import StokerError
-from stoker_torch import DeviceStage, Loader, StreamDataset, _device_stage, _loader
-from support.fake_device import ImmediateDevice
+from stoker_torch import DeviceStage, Loader, StreamDataset
+from support.fake_device import ImmediateDevice, use_device
 
 __all__ = ["BATCH_SIZE", "CHECKPOINT_STEP", "Report", "run_framework"]
 
@@ -115,10 +116,7 @@ class _Program:
         self.url, self.folder = url, folder
         self.report: Report = {}
         self.device = ImmediateDevice()
-        of_host = {"check_available": lambda _: None, "open_device": lambda _: self.device}
-        for module in (_loader, _device_stage):
-            for name, function in of_host.items():
-                setattr(module, name, function)
+        use_device(self.device, pytest.MonkeyPatch())
 
     def loader(self, **settings: Any) -> Loader:
         return Loader(self.url, **{"batch_size": BATCH_SIZE, "seed": 1, "memory": "8MB", **settings})

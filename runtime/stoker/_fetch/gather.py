@@ -56,6 +56,11 @@ class RaggedValues:
         return self.column.decode(self.data[start:end].data)
 
 
+def offsets_start(values_bytes: int) -> int:
+    """Return where the offsets are in a block with values of that size, in bytes."""
+    return -(-values_bytes // _OFFSET_BYTES) * _OFFSET_BYTES
+
+
 Columns = dict[str, NDArray[Any] | RaggedValues]
 """Column name → values of a batch: ``[samples, *shape]`` in the dtype's holder type, or ragged."""
 
@@ -224,9 +229,9 @@ def _gather_ragged(located: ValueLocations, column: Column, arrays: BatchArrays)
     sizes = (lengths * column.element_bytes).tolist()
     ends = list(accumulate(sizes))
     values_bytes = ends[-1] if ends else 0
-    offsets_start = -(-values_bytes // _OFFSET_BYTES) * _OFFSET_BYTES
-    block = arrays.empty(offsets_start + (len(sizes) + 1) * _OFFSET_BYTES)
-    values, offsets = block[:values_bytes], block[offsets_start:].view(np.int64)
+    start = offsets_start(values_bytes)
+    block = arrays.empty(start + (len(sizes) + 1) * _OFFSET_BYTES)
+    values, offsets = block[:values_bytes], block[start:].view(np.int64)
     if not copy_large_values(memory, starts, sizes, values):
         target = values.data
         for start, size, end in zip(starts.tolist(), sizes, ends, strict=True):

@@ -11,9 +11,9 @@ import torch
 import stoker
 from stoker import SampleContext
 from stoker.errors import ConfigError
-from stoker_torch import Loader, WorkerOptions, _loader
+from stoker_torch import Loader, WorkerOptions
 from support.datasets import pack_numbers
-from support.fake_device import ImmediateDevice
+from support.fake_device import ImmediateDevice, use_device
 
 FIXED = ["x", "image"]
 SAMPLE_BYTES = 8 + 4 * 3 * 4
@@ -28,8 +28,7 @@ def url() -> str:
 def device(monkeypatch: pytest.MonkeyPatch) -> ImmediateDevice:
     """The device that "cuda:0" is in this test."""
     device = ImmediateDevice()
-    monkeypatch.setattr(_loader, "check_available", lambda _: None)
-    monkeypatch.setattr(_loader, "open_device", lambda _: device)
+    use_device(device, monkeypatch)
     return device
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 import stoker
 from stoker.errors import ConfigError, SampleError
 from stoker.images import ImageDecoder, RandomResizedCrop
-from stoker_torch import DeviceImageDecoder, Loader, _device_images, _loader
-from support.fake_device import ImmediateDevice
+from stoker_torch import DeviceImageDecoder, Loader, _device_images
+from support.fake_device import ImmediateDevice, use_device
 
 COUNT = 24
 
@@ -67,8 +67,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> Torchvision:
 def device(monkeypatch: pytest.MonkeyPatch) -> ImmediateDevice:
     """The device that "cuda:0" is in this test."""
     device = ImmediateDevice()
-    monkeypatch.setattr(_loader, "check_available", lambda _: None)
-    monkeypatch.setattr(_loader, "open_device", lambda _: device)
+    use_device(device, monkeypatch)
     monkeypatch.setattr(_device_images.EncodedImages, "decode", decode_on_host(_device_images.EncodedImages.decode))
     return device
 

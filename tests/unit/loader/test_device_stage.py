@@ -20,10 +20,10 @@ import stoker
 from stoker._trace.recording import Recording
 from stoker.errors import ConfigError, SampleError, StateError, StokerError
 from stoker.trace import read_trace
-from stoker_torch import DeviceStage, InformedDataLoader, Loader, RaggedColumn, StreamDataset, _device_stage, _loader
+from stoker_torch import DeviceStage, InformedDataLoader, Loader, RaggedColumn, StreamDataset
 from stoker_torch._devices import parse_device
 from support.datasets import numbers, pack_numbers, sample_of
-from support.fake_device import ImmediateDevice
+from support.fake_device import ImmediateDevice, use_device
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,7 @@ def url() -> str:
 def device(monkeypatch: pytest.MonkeyPatch) -> ImmediateDevice:
     """The device that "cuda:0" is in this test."""
     device = ImmediateDevice()
-    for module in (_loader, _device_stage):
-        monkeypatch.setattr(module, "check_available", lambda _: None)
-        monkeypatch.setattr(module, "open_device", lambda _: device)
+    use_device(device, monkeypatch)
     return device
 
 
