@@ -1,5 +1,7 @@
 """Batches in the memory of a GPU: `python -m benchmarks.gpu [--quick] [--ranks 4]`, on any machine with a CUDA device.
 
+`--host`, on any machine: the time that the host takes for a batch of a complete `gpu_cache=`, with its own memory.
+
 It starts its own buckets, one for each rank, and packs its own data: images of uint8[224, 224, 3] (150 KB) and of
 uint8[32, 32, 3] (3 KB), with labels. Everything is verified by checksums, but for the last two rows of a table.
 
@@ -25,7 +27,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,7 +38,8 @@ from torch.utils.data import DataLoader
 import stoker
 from benchmarks.document import table
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_torch import Loader, StreamDataset
+from stoker_torch import Loader, StreamDataset, _loader
+from stoker_torch._devices import BlockingDevice
 
 BUCKET = "gpu"
 STEPS_MS = (5, 20, 50)
@@ -366,6 +371,42 @@ def run_together(work: Workload, environments: list[dict[str, str]], mode: str, 
         return sum(json.loads(process.stdout.readline()) for process in processes if process.stdout is not None)
 
 
+# Without a device.
+
+
+def host_part(samples: int = 65_536, batch_size: int = 64, rounds: int = 9) -> str:
+    """Return the microseconds of a batch of two columns, from a complete cache and from indexed tensors."""
+    torch.set_num_threads(1)
+    values = {"image": np.zeros(48, np.uint8), "label": 0}
+    device = BlockingDevice(torch.device("cpu"))
+    ways: dict[str, Batches] = {}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        schema = {"image": stoker.Array("uint8", (48,)), "label": stoker.Array("int64")}
+        with stoker.Packer(folder, schema=schema, super_sample_bytes=100_000) as packer:
+            packer.extend(values for _ in range(samples))
+        stack.enter_context(patch.multiple(_loader, check_available=lambda _: None, open_device=lambda _: device))
+        for shuffle in ("window", "full"):
+            for title, settings in {"": {}, ", `batch_transform=`": {"batch_transform": lambda batch: batch}}.items():
+                loader = Loader(
+                    folder, batch_size=batch_size, shuffle=shuffle, device="cuda:0", gpu_cache="1GB", **settings
+                )
+                stack.enter_context(loader)
+                ways[f'`gpu_cache=`, `shuffle="{shuffle}"`{title}'] = partial(iter, loader)
+        images, labels = torch.zeros(samples, 48, dtype=torch.uint8), torch.zeros(samples, dtype=torch.int64)
+        ways["tensors in host memory, indexed"] = lambda: (
+            (images[indices], labels[indices]) for indices in torch.randperm(samples).split(batch_size)
+        )
+        found: dict[str, list[float]] = {title: [] for title in ways}
+        for round_ in range(rounds + 3):
+            for title, batches in ways.items():
+                started = time.perf_counter()
+                count = sum(1 for _ in batches())
+                if round_ >= 3:  # the cache is complete
+                    found[title].append((time.perf_counter() - started) / count * 1e6)
+    rows = [[title, f"{median(each):.0f}"] for title, each in found.items()]
+    return table([f"batches of {batch_size}", "host µs/batch"], rows)
+
+
 def main(*, is_quick: bool, ranks: int) -> None:
     rounds, epochs, seconds = (1, 2, 1.0) if is_quick else (3, 3, 3.0)
     config = BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))
@@ -395,10 +436,14 @@ if __name__ == "__main__":
     parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--ranks", type=int, default=4, help="processes that read together; default 4")
+    parser.add_argument("--host", action="store_true", help="the host's part alone, without a device")
     parser.add_argument("--child", nargs=3, help="for the program itself")
     parser.add_argument("--pack", action="store_true", help="for the program itself")
     parser.add_argument("--compute", action="store_true", help="for the program itself")
     options = parser.parse_args()
+    if options.host:
+        print(host_part())
+        parser.exit()
     if not torch.cuda.is_available():
         parser.exit(1, "benchmarks.gpu needs a CUDA device, and this machine has none\n")
     if options.compute:

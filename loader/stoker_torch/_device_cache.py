@@ -57,6 +57,7 @@ class DeviceCache:
         limit_bytes: size of the cache.
 
     Attributes:
+        storage: values of the samples on the device: a tensor ``[places, *shape]`` for each one of a batch.
         is_empty: whether it has no samples.
         is_complete: whether it has all samples of the data set.
     """
@@ -73,7 +74,7 @@ class DeviceCache:
         self._bases = np.full(len(self._samples), _NOT_CHOSEN, np.int64)
         self._is_kept = np.zeros(0, np.bool_)  # by place
         self._layout: Any = None
-        self._storage: list[torch.Tensor] = []
+        self.storage: list[torch.Tensor] = []
         self.is_empty, self.is_complete = True, False
 
     # Called by any thread.
@@ -85,7 +86,12 @@ class DeviceCache:
     @property
     def size_bytes(self) -> int:
         """Memory that it takes on the device, in bytes."""
-        return sum(each.nbytes for each in self._storage)
+        return sum(each.nbytes for each in self.storage)
+
+    def places(self, batch: Batch) -> NDArray[np.int64]:
+        """Return the places of a batch's samples in the cache, ``int64 [samples]``; arbitrary ones for others."""
+        places: NDArray[np.int64] = self._bases[batch.super_samples] + batch.rows
+        return places
 
     # Called by the thread that stages.
 
@@ -99,13 +105,13 @@ class DeviceCache:
         Raises:
             ConfigError: the values are not tensors with a row for each sample.
         """
-        places = self._bases[batch.super_samples] + batch.rows
+        places = self.places(batch)
         if batch.resident is not None and batch.resident.all():  # the batch consists of the places, in order
             return CachePlan(len(batch), (0, 0, 0, 0, len(batch)), _NONE, _NONE), torch.from_numpy(places)
         read = np.ones(len(batch), np.bool_) if batch.resident is None else ~batch.resident
         if self._layout is None:
             self._choose(values, int(read.sum()))
-            places = self._bases[batch.super_samples] + batch.rows
+            places = self.places(batch)
         new = self._new_samples(batch, read, places)
         rows_of_new = (np.cumsum(read) - 1)[new]
         read_places, resident_places = np.flatnonzero(read), np.flatnonzero(~read)
@@ -125,24 +131,30 @@ class DeviceCache:
         """Keep the new samples of a batch on the device, and return the batch with its resident samples."""
         new_rows, new_slots, read, resident, slots = indices.split(list(plan.counts))
         staged = _leaves(values) if plan.counts[2] else []
-        if not self._storage:
+        if not self.storage:
             shape = len(self._is_kept)
-            self._storage = [leaf.new_empty((shape, *leaf.shape[1:])) for leaf in staged]
+            self.storage = [leaf.new_empty((shape, *leaf.shape[1:])) for leaf in staged]
         if plan.counts[0]:
-            for kept, leaf in zip(self._storage, staged, strict=True):
+            for kept, leaf in zip(self.storage, staged, strict=True):
                 kept.index_copy_(0, new_slots, leaf.index_select(0, new_rows))
             self._confirm(plan)
         if not plan.counts[4]:
             return values
         if not plan.counts[2]:
-            found = [kept.index_select(0, slots) for kept in self._storage]
-        else:
-            found = [leaf.new_empty((plan.samples, *leaf.shape[1:])) for leaf in staged]
-            for target, leaf, kept in zip(found, staged, self._storage, strict=True):
-                target.index_copy_(0, read, leaf)
-                target.index_copy_(0, resident, kept.index_select(0, slots))
-        leaves = iter(found)
-        return map_tensors(lambda _: next(leaves), self._layout)
+            return self.select(slots)
+        found = [leaf.new_empty((plan.samples, *leaf.shape[1:])) for leaf in staged]
+        for target, leaf, kept in zip(found, staged, self.storage, strict=True):
+            target.index_copy_(0, read, leaf)
+            target.index_copy_(0, resident, kept.index_select(0, slots))
+        return self._as_batch(found)
+
+    def select(self, places: torch.Tensor) -> Any:
+        """Return the batch of samples that are all in the cache, given by their places, ``int64`` on the device."""
+        return self._as_batch([kept.index_select(0, places) for kept in self.storage])
+
+    def _as_batch(self, leaves: list[torch.Tensor]) -> Any:
+        following = iter(leaves)
+        return map_tensors(lambda _: next(following), self._layout)
 
     def _confirm(self, plan: CachePlan) -> None:
         """Count samples as kept, now that the copy is queued."""

@@ -72,9 +72,7 @@ class DeviceStage(Closeable):
         if self.device.type == "cpu":
             return
         check_available(self.device)
-        transform = None if batch_transform is None else partial(_apply, batch_transform)
-        open_it = partial(open_device, self.device)
-        self._staging = Staging(open_it, ahead=ahead, is_static=static, transform=transform)
+        self._staging = Staging(partial(open_device, self.device), ahead=ahead, is_static=static)
         weakref.finalize(self, self._staging.close)
 
     def __repr__(self) -> str:
@@ -104,7 +102,8 @@ class DeviceStage(Closeable):
         except AttributeError as error:  # Accelerate's loaders have the method also where they have no state
             _log.debug("%s has no state: %s", type(self.batches).__name__, error)
             find_state = None
-        iteration = _DeviceIteration(self._staging.iterate(partial(_take_next, batches, find_state)), state)
+        transform = None if self._function is None else partial(_apply, self._function)
+        iteration = _DeviceIteration(self._staging.iterate(partial(_take_next, batches, find_state), transform), state)
         self._iteration = weakref.ref(iteration)
         return iteration
 

@@ -39,13 +39,14 @@ from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
 from stoker.errors import ConfigError, CostBudgetError, StokerError
+from stoker_torch._cached_batches import CachedBatches
 from stoker_torch._config import StreamConfig
 from stoker_torch._device_cache import DeviceCache
 from stoker_torch._device_images import DeviceImageDecoder, EncodedImages, like_decoded
 from stoker_torch._options import Budget
 from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._readahead import Readahead
-from stoker_torch._staging import StagedIteration, Staging
+from stoker_torch._staging import StagedIteration, Staging, Transform
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
 from stoker_torch._tensors import map_tensors, pin_batch, to_tensors
 from stoker_torch._user_functions import ContextOf, ThreadPool
@@ -66,6 +67,9 @@ class LoaderResources:
         pins_memory: whether batches are put into page-locked memory.
         gathers_ahead: whether a batch is gathered ahead of a busy training loop, if there is no pool.
         staging: copies batches to a device, None for batches in host memory.
+        finish: function of a staged batch, run on the staging stream; None for none.
+        gathers_on_request: whether a batch whose samples all stay on the device is gathered when the loop asks for it,
+            on the loop's stream: ``finish`` has nothing else to do.
         accelerator: device that batches are copied to; None without.
         device_decoders: column → decoder that works on the device.
         gpu_cache_bytes: size of the part of the data set that stays on the device; None without.
@@ -87,6 +91,8 @@ class LoaderResources:
     pins_memory: bool = False
     gathers_ahead: bool = False
     staging: Staging | None = None
+    finish: Transform | None = None
+    gathers_on_request: bool = False
     accelerator: torch.device | None = None
     device_decoders: Mapping[str, DeviceImageDecoder] = field(default_factory=dict)
     gpu_cache_bytes: int | None = None
@@ -296,14 +302,22 @@ class BatchIteration:
         make = partial(_gather_next, feed, resources.config.with_ids)
         threads = resources.gather_thread
         buffer = resources.readahead = Readahead(make, self._remaining, feed.is_ready, threads)
-        self._batches = batches = HostBatches(resources, buffer)
-        self._staged: StagedIteration[Batch] | None = None
+        self._batches = HostBatches(resources, buffer)
+        self._staged: StagedIteration[Batch] | CachedBatches | None = None
         if self._remaining:
             self._cursor.seek()
             if resources.staging is not None:
-                take = batches.next_to_stage
-                self._staged = resources.staging.iterate(take, self._remaining, batches.is_ready)
+                self._staged = self._stage(resources.staging)
                 resources.readahead = self._staged.readahead
+
+    def _stage(self, staging: Staging) -> StagedIteration[Batch] | CachedBatches:
+        resources, batches = self._resources, self._batches
+        cache = resources.device_cache
+        if cache is not None and cache.is_complete and resources.gathers_on_request:
+            return CachedBatches(cache, resources.pipeline, staging, self._remaining)
+        return staging.iterate(
+            batches.next_to_stage, resources.finish, count=self._remaining, is_ready=batches.is_ready
+        )
 
     def __iter__(self) -> BatchIteration:
         return self

@@ -182,6 +182,9 @@ class Loader(Closeable):
             on_device = device_decoders(config.decode, accelerator, has_transform=has_transform)
             resources.device_decoders = on_device
             resources.staging = self._create_staging(accelerator)
+            if config.batch_transform is not None or on_device or config.gpu_cache is not None:
+                resources.finish = partial(_finish_on_device, resources, config.batch_transform)
+            resources.gathers_on_request = config.batch_transform is None and not config.static
             decode = {name: each for name, each in (config.decode or {}).items() if name not in on_device}
             host_config = replace(config, decode=decode, batch_transform=None)
         if has_functions(host_config):
@@ -279,11 +282,7 @@ class Loader(Closeable):
     def _create_staging(self, accelerator: torch.device) -> Staging:
         check_available(accelerator)
         config = self.config
-        resources, function = self._resources, config.batch_transform
-        has_work = function is not None or resources.device_decoders or config.gpu_cache is not None
-        transform = partial(_finish_on_device, resources, function) if has_work else None
-        open_it = partial(open_device, accelerator)
-        return Staging(open_it, ahead=config.ahead, is_static=config.static, transform=transform)
+        return Staging(partial(open_device, accelerator), ahead=config.ahead, is_static=config.static)
 
     def _create_trace(self) -> ChromeTrace | None:
         path = self.config.trace

@@ -38,7 +38,7 @@ a link copies faster than a core gathers. Gathering waits only if the link is th
 
 
 @dataclass(slots=True)
-class _StagedBatch(Generic[T]):
+class StagedBatch(Generic[T]):
     """A batch whose copy is queued.
 
     Attributes:
@@ -46,12 +46,14 @@ class _StagedBatch(Generic[T]):
         batch: the batch, on the device.
         tensors: all tensors of the batch.
         ready: event after its copy, and after the user's function.
+        user: stream that waits for it; None before the loop has it.
     """
 
     tag: T
     batch: Any
     tensors: list[torch.Tensor]
     ready: Event
+    user: Stream | None = None
 
 
 @dataclass(slots=True)
@@ -101,7 +103,6 @@ class Stager:
     Args:
         device: device to copy to.
         buffers: page-locked buffers.
-        transform: function of the batch on the device, run on the staging stream; default none.
         on_copy: function that receives the record of each copy; default none.
     """
 
@@ -109,10 +110,9 @@ class Stager:
         self,
         device: Device,
         buffers: BufferPool,
-        transform: Transform | None = None,
         on_copy: Callable[[DeviceCopy], None] | None = None,
     ) -> None:
-        self._device, self._buffers, self._transform, self._on_copy = device, buffers, transform, on_copy
+        self._device, self._buffers, self._on_copy = device, buffers, on_copy
         self._stream = device.create_stream()
         self._running: deque[_RunningCopy] = deque()
         self._origin: tuple[Event, float] | None = None
@@ -127,14 +127,14 @@ class Stager:
                 return
             self._report(self._running.popleft())
 
-    def stage_next(self, take: Take[T]) -> _StagedBatch[T] | None:
-        """Take a batch, queue its copy, and the user's function behind it; return None after the last one."""
+    def stage_next(self, take: Take[T], transform: Transform | None = None) -> StagedBatch[T] | None:
+        """Take a batch, queue its copy, and a function behind it; return None after the last one."""
         self.free_buffers()
         with self._device.use_stream(self._stream):  # also for what the source does on the device
             taken = take()
-            return None if taken is None else self._stage(*taken)
+            return None if taken is None else self._stage(*taken, transform)
 
-    def _stage(self, tag: T, batch: Any) -> _StagedBatch[T]:
+    def _stage(self, tag: T, batch: Any, transform: Transform | None) -> StagedBatch[T]:
         begun = None if self._on_copy is None else self._record(is_timed=True)
         self._sources = []
         try:
@@ -144,10 +144,10 @@ class Stager:
             self._running.append(_RunningCopy(self._sources, copied, begun))
             self._sources = []
         ready = copied
-        if self._transform is not None:
-            batch = self._transform(tag, batch)
+        if transform is not None:
+            batch = transform(tag, batch)
             ready = self._record()
-        return _StagedBatch(tag, batch, tensors_of(batch), ready)
+        return StagedBatch(tag, batch, tensors_of(batch), ready)
 
     def _record(self, *, is_timed: bool = False) -> Event:
         if is_timed and self._origin is None:
@@ -220,7 +220,7 @@ class StagedIteration(Generic[T]):
         readahead: readahead of staged batches.
     """
 
-    def __init__(self, staging: Staging, readahead: Readahead[_StagedBatch[T]]) -> None:
+    def __init__(self, staging: Staging, readahead: Readahead[StagedBatch[T]]) -> None:
         self._staging, self.readahead = staging, readahead
 
     def next(self) -> tuple[T, Any] | None:
@@ -229,21 +229,36 @@ class StagedIteration(Generic[T]):
         Raises:
             StokerError: the current stream is capturing a graph, whose replays would all use this batch.
         """
-        device = self._staging.device
-        if device.is_capturing():
+        self.check_capture()
+        staged = self.readahead.next()
+        if staged is None:
+            return None
+        stream = self.use(staged)
+        batch = staged.batch if self._staging.static is None else self._staging.static.update(staged, stream)
+        return staged.tag, batch
+
+    def check_capture(self) -> None:
+        """Check that the current stream is not capturing a graph.
+
+        Raises:
+            StokerError: it is.
+        """
+        if self._staging.device.is_capturing():
             raise StokerError(
                 "a batch was requested while the current stream captures a graph: request it before the capture, and "
                 "replay the graph for later batches (static=True yields them in the same tensors)"
             )
-        staged = self.readahead.next()
-        if staged is None:
-            return None
+
+    def use(self, staged: StagedBatch[T]) -> Stream:
+        """Make the current stream wait for a batch, and its memory for the stream's use of it; return the stream."""
+        device = self._staging.device
         stream = device.current_stream()
-        stream.wait_event(staged.ready)
-        for tensor in staged.tensors:
-            device.record_use(tensor, stream)
-        batch = staged.batch if self._staging.static is None else self._staging.static.update(staged, stream)
-        return staged.tag, batch
+        if stream != staged.user:
+            stream.wait_event(staged.ready)
+            for tensor in staged.tensors:
+                device.record_use(tensor, stream)
+            staged.user = stream
+        return stream
 
 
 @dataclass(slots=True)
@@ -258,7 +273,7 @@ class StaticBatch:
     _tensors: list[torch.Tensor] | None = None
     _stream: Stream | None = None
 
-    def update(self, staged: _StagedBatch[Any], stream: Stream) -> Any:
+    def update(self, staged: StagedBatch[Any], stream: Stream) -> Any:
         """Copy a batch into the tensors of the first one, on the current stream, and return it in them.
 
         Raises:
@@ -300,23 +315,14 @@ class Staging:
         open_device: function that returns the device; called for the first iteration, in its thread.
         ahead: number of batches on the device ahead of the loop.
         is_static: whether all batches are yielded in the tensors of the first one.
-        transform: function of the batch on the device, run on the staging stream; default none.
 
     Attributes:
         buffers: page-locked buffers, for batches that are gathered to be staged.
         on_copy: function that receives the record of each copy, None if there is none; set before the first iteration.
     """
 
-    def __init__(
-        self,
-        open_device: Callable[[], Device],
-        *,
-        ahead: int,
-        is_static: bool = False,
-        transform: Transform | None = None,
-    ) -> None:
+    def __init__(self, open_device: Callable[[], Device], *, ahead: int, is_static: bool = False) -> None:
         self._open_device, self._ahead, self._is_static = open_device, ahead, is_static
-        self._transform = transform
         self.on_copy: Callable[[DeviceCopy], None] | None = None
         self._pid = os.getpid()
         self._device: Device | None = None
@@ -334,13 +340,19 @@ class Staging:
         return self._device
 
     def iterate(
-        self, take: Take[T], count: int = sys.maxsize, is_ready: Callable[[], bool] = lambda: True
+        self,
+        take: Take[T],
+        transform: Transform | None = None,
+        *,
+        count: int = sys.maxsize,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> StagedIteration[T]:
         """Begin to stage the batches of a source; an earlier iteration ends.
 
         Args:
             take: function that returns the next batch with a tag, or None after the last one; called by one thread at a
                 time. It must not refer to the iteration.
+            transform: function of the batch on the device, run on the staging stream; default none.
             count: maximum number of batches.
             is_ready: function that returns whether ``take`` would return without waiting; default always.
 
@@ -354,11 +366,11 @@ class Staging:
             )
         self.end()
         if self._stager is None:
-            self._stager = Stager(self.device, self.buffers, self._transform, self.on_copy)
+            self._stager = Stager(self.device, self.buffers, self.on_copy)
             self.static = StaticBatch(self.device) if self._is_static else None
         if self._threads is None:
             self._threads = ThreadPool(1, "stoker-stage", self.device.enter_thread)
-        make = partial(self._stager.stage_next, take)
+        make = partial(self._stager.stage_next, take, transform)
         readahead = Readahead(make, count, is_ready, self._threads, self._ahead)
         self._readahead = weakref.ref(readahead)
         return StagedIteration(self, readahead)

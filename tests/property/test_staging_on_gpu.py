@@ -57,7 +57,7 @@ class GpuSchedule:
     def run(self, staging: Staging) -> None:
         """Train an epoch, then compare what the kernels read."""
         streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
-        iteration = staging.iterate(self.take(12))
+        iteration = staging.iterate(self.take(12), self.transform)
         kept: list[Any] = []
         while True:
             with torch.cuda.stream(self.random.choice(streams)):
@@ -96,7 +96,6 @@ def test_every_kernel_reads_its_batch(block: int) -> None:
             lambda: StreamDevice(torch.device("cuda", 0)),
             ahead=schedule.random.randint(1, 3),
             is_static=schedule.is_static,
-            transform=schedule.transform,
         )
         for _ in range(2):
             schedule.run(staging)

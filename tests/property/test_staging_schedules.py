@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker_torch._devices import Device
-from stoker_torch._staging import HostBuffers, Stager, StaticBatch
+from stoker_torch._staging import HostBuffers, StagedBatch, StagedIteration, Stager, StaticBatch
 from support.fake_device import FakeDevice, FakeStream
 from support.staging_schedules import Schedule
 
@@ -31,7 +31,7 @@ def explore(seeds: range) -> Counter[str]:
 @pytest.mark.parametrize("block", range(_BLOCKS))
 def test_every_kernel_reads_its_batch_in_any_order_of_events(block: int) -> None:
     seen = explore(range(block * _SCHEDULES_PER_BLOCK, (block + 1) * _SCHEDULES_PER_BLOCK))
-    kinds = ("read", "break", "error", "capture", "transform", "ahead", "asked")
+    kinds = ("read", "break", "error", "capture", "transform", "ahead", "asked", "shared")
     rare = {name: seen[name] for name in kinds if seen[name] < 10}
     assert not rare, f"the schedules of this block hardly have them: {rare}"
 
@@ -58,13 +58,21 @@ def _update_without_order(static: StaticBatch, staged: Any, stream: FakeStream) 
     return _update(static, staged, stream)
 
 
-_update = StaticBatch.update
+def _use_once(iteration: StagedIteration[Any], staged: StagedBatch[Any]) -> FakeStream:
+    stream = iteration._staging.device.current_stream()
+    if staged.user is None:
+        _use(iteration, staged)
+    return stream  # type: ignore[return-value]  # the device is the fake one
+
+
+_update, _use = StaticBatch.update, StagedIteration.use
 _FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the loop's stream does not wait for the copy": (FakeStream, "wait_event", _without_wait),
     "freed memory is not kept for the loop's stream": (FakeDevice, "record_use", _without_use),
     "buffers are written before their copy is complete": (Stager, "free_buffers", _without_free_buffers),
     "one buffer for all batches": (HostBuffers, "empty", _free_at_once),
     "static tensors are overwritten under another stream": (StaticBatch, "update", _update_without_order),
+    "only the first stream waits for what several use": (StagedIteration, "use", _use_once),
     "the thread forbids captures": (FakeDevice, "enter_thread", lambda device: None),
 }
 

@@ -110,7 +110,6 @@ class Schedule:
                 lambda: self.device,
                 ahead=self._random.randint(1, 3),
                 is_static=self._is_static,
-                transform=self._transform if self._has_transform else None,
             )
             staging.on_copy = (lambda copy: None) if self._random.random() < 0.2 else None
             for epoch in range(self._random.randint(1, 2)):
@@ -197,8 +196,10 @@ class Schedule:
         count = self._random.randint(0, 5)
         failing = epoch * 100 + self._random.randint(0, 4) if self._random.random() < 0.15 else None
         is_ready = self._random.choice([lambda: True, lambda: self._random.random() < 0.5])
-        iteration = staging.iterate(self._source(epoch, count, failing), is_ready=is_ready)
+        transform = self._transform if self._has_transform else None
+        iteration = staging.iterate(self._source(epoch, count, failing), transform, is_ready=is_ready)
         expected = epoch * 100
+        is_shared = not self._is_static and self._random.random() < 0.25
         while True:
             self.device._current[threading.current_thread()] = self._random.choice(self._streams)
             if self._random.random() < 0.15:
@@ -209,7 +210,7 @@ class Schedule:
                 assert iteration.next() is None
                 return
             try:
-                taken = iteration.next()
+                taken = self._take_shared(iteration) if is_shared else iteration.next()
             except OSError as error:
                 assert expected == failing, error  # noqa: PT017 - the schedule's own check, outside of a test
                 self.events.append("error")
@@ -224,6 +225,19 @@ class Schedule:
             self._step(*taken)
             del taken
             expected += 1
+
+    def _take_shared(self, iteration: StagedIteration[int]) -> tuple[int, Any] | None:
+        """Take a batch, and read it under several streams, as the places of many batches are."""
+        iteration.check_capture()
+        staged = iteration.readahead.next()
+        if staged is None:
+            return None
+        self.events.append("shared")
+        for _ in range(self._random.randint(1, 3)):
+            self.device._current[threading.current_thread()] = self._random.choice(self._streams)
+            iteration.use(staged)
+            self._read(staged.batch, staged.tag, self.device.current_stream())
+        return staged.tag, staged.batch
 
     def _step(self, number: int, batch: Any) -> None:
         assert batch["name"] == [f"batch {number}"]

@@ -37,6 +37,7 @@ from stoker._fetch.groups import HeadMemory, SampleGroupReader
 from stoker._fetch.look_ahead import LookAhead
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, mean_row_bytes
+from stoker._fetch.resident_stream import ResidentStream
 from stoker._fetch.super_samples import SuperSampleReader
 from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest
@@ -227,7 +228,7 @@ class BatchPipeline:
         recorder: records fetches and waits; None for no record.
         tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
         residents: samples that the consumer keeps itself, and that are not read; None if there are none. Samples that
-            are read in groups are read until it has all.
+            are read in groups are read until it has all. Once it has all, nothing is read or fetched ahead.
 
     Raises:
         MemoryBudgetError: the memory is too small; names the figure that fits.
@@ -250,14 +251,14 @@ class BatchPipeline:
         tier_set: TierSet | None = None,
         residents: Residents | None = None,
     ) -> None:
-        self._residents, self._reads_nothing = residents, False
+        self._residents = residents
         self._stream_begin = (0, 0)
         self.store, self.manifest, self.config = store, manifest, config
         self._thread, self._arrays, self._recorder = thread, arrays, recorder
         self._tier_set = TierSet() if tier_set is None else tier_set
         self.counters, self._process = StreamCounters(), _ProcessResources()
         self._tiers: Sequence[ManagedTier] = ()
-        self._stream: BatchStream | None = None
+        self._stream: BatchStream | ResidentStream | None = None
         self._position, self._end_epoch = (0, 0), config.end_epoch
         self._is_stopped = False
         self.source = self._open_initial()
@@ -332,29 +333,45 @@ class BatchPipeline:
         """Fetch from the current position on, from the data set opened for its epoch."""
         self._check_started()
         self.source = dataset
+        if self._has_all:
+            stream: BatchStream | ResidentStream = ResidentStream(dataset.dataset, self._positions(dataset))
+        else:
+            self._prepare(dataset)
+            stream = self._create_stream(dataset)
+        self._stream = stream
+        if self._is_stopped:  # checked after the assignment: either stop() saw the stream, or its flag is seen here
+            self._stream = None
+        self._check_started()
+        stream.start()
+
+    def _prepare(self, dataset: OpenDataset) -> None:
         started = time.perf_counter()
         self._thread.run(dataset.reader.prepare())
         ended = time.perf_counter()
         self.counters.wait_seconds += ended - started
         if self._recorder is not None:
             self._recorder.add_wait(Phase.START, started, ended)
-        stream = self._stream = self._create_stream(dataset)
-        if self._is_stopped:  # checked after the assignment: either stop() saw the stream, or its flag is seen here
-            self._stream = None
-        self._check_started()
-        stream.start()
 
-    def _create_stream(self, dataset: OpenDataset) -> BatchStream:
+    @property
+    def _has_all(self) -> bool:
+        """Whether the consumer has all samples itself."""
+        return self._residents is not None and self._residents.is_complete
+
+    def _positions(self, dataset: OpenDataset) -> PositionRange:
+        """Return the range of the order from the current position on."""
         epoch, position = self._stream_begin = self._position
-        positions = PositionRange(
+        return PositionRange(
             order=dataset.config.order,
             sharding=self._first_sharding,
             epoch=epoch,
             position=position,
             end_epoch=self._stream_end_epoch,
         )
+
+    def _create_stream(self, dataset: OpenDataset) -> BatchStream:
+        positions = self._positions(dataset)
         if self._residents is not None and self._residents.is_empty:  # it has more for the next epoch to be planned
-            positions = replace(positions, end_epoch=epoch + 1)
+            positions = replace(positions, end_epoch=positions.epoch + 1)
         on_request = self._thread.run(dataset.track(positions)) if dataset.tiers else None
         queue = self._create_queue(dataset, positions, on_request)
         prefetcher = Prefetcher(
@@ -371,19 +388,10 @@ class BatchPipeline:
     def _create_queue(
         self, dataset: OpenDataset, positions: PositionRange, on_request: Callable[[Any, int, int], object] | None
     ) -> StepQueue[Any]:
-        residents = self._residents
-        self._reads_nothing = residents is not None and residents.is_complete
-        if residents is None or (dataset.slots.holds_groups and not residents.is_complete):
+        if self._residents is None or dataset.slots.holds_groups:
             return StepQueue(dataset.reader.steps(positions), on_request)
-        steps = SuperSampleSteps(self.manifest.rows.samples, positions, is_resident=residents.has)
+        steps = SuperSampleSteps(self.manifest.rows.samples, positions, is_resident=self._residents.has)
         return StepQueue(steps, on_request)
-
-    @property
-    def _may_read_nothing(self) -> bool:
-        """Whether a new stream would read nothing, and this one reads samples in groups."""
-        residents = self._residents
-        is_complete = residents is not None and residents.is_complete
-        return is_complete and not self._reads_nothing and self.source.slots.holds_groups
 
     @property
     def _stream_end_epoch(self) -> int | None:
@@ -409,8 +417,8 @@ class BatchPipeline:
             StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
-        if self._position[1] == 0 and self._may_read_nothing:
-            self._end_stream()
+        if self._has_all and isinstance(self._stream, BatchStream):
+            self._end_stream()  # it may read what the consumer has by now
         if self.position is None:
             self._start_at_position()
         stream = self._stream

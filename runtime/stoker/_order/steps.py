@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -86,6 +87,16 @@ class PositionRange:
     position: int = 0
     end_epoch: int | None = None
 
+    def epochs(self) -> Iterator[tuple[int, Sharding, int]]:
+        """Yield each epoch with its sharding and its start position; none if an epoch has no step."""
+        sharding, position = self.sharding, self.position
+        following = sharding.from_start()
+        for epoch in count(self.epoch) if self.end_epoch is None else range(self.epoch, self.end_epoch):
+            if not following.count_steps(0):
+                return
+            yield epoch, sharding, position
+            sharding, position = following, 0
+
 
 class StepSource(ABC, Generic[Ref]):
     """The steps of one rank, epoch after epoch, planned just ahead of use.
@@ -109,13 +120,10 @@ class StepSource(ABC, Generic[Ref]):
     def _iter_epochs(
         self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource
     ) -> Iterator[PlannedStep[Ref]]:
-        number, epoch, position = 0, positions.epoch, positions.position
-        sharding, full_sharding = positions.sharding, positions.sharding.from_start()
-        while (positions.end_epoch is None or epoch < positions.end_epoch) and full_sharding.count_steps(0):
+        numbers = count()
+        for epoch, sharding, position in positions.epochs():
             for step in self._iter_steps(order(samples, positions.order, epoch), sharding, position):
-                yield replace(step, number=number)
-                number += 1
-            epoch, sharding, position = epoch + 1, full_sharding, 0
+                yield replace(step, number=next(numbers))
 
     @abstractmethod
     def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[Ref]]:

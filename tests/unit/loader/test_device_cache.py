@@ -123,6 +123,36 @@ def test_ranks_keep_the_super_samples_that_they_have_seen_whole(url: str, device
             assert loader.stats().get_requests == before
 
 
+@pytest.mark.parametrize("shuffle", ["block", "window", "full"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lanes": 3},
+        {"lanes": 2, "batch_size": 25, "drop_last": True},
+        {"batch_size": 499},
+        {"batch_size": 1},
+        {"world_size": 3, "rank": 2, "batch_size": 33},
+        {"world_size": 3, "rank": 0, "batch_size": 41, "evaluation": True},
+        {"epochs": 6},
+    ],
+    ids=str,
+)
+def test_a_complete_cache_yields_the_same_batches(
+    url: str, device: ImmediateDevice, shuffle: Any, settings: dict[str, Any]
+) -> None:
+    settings = {"batch_size": 32, "columns": FIXED, "with_ids": True, "shuffle": shuffle, "seed": 7, **settings}
+    with Loader(url, **settings) as host, Loader(url, device="cuda:0", gpu_cache="1MB", **settings) as loader:
+        cache = loader._resources.device_cache
+        assert cache is not None
+        complete_epochs = 0
+        while complete_epochs < 3:
+            complete_epochs += cache.is_complete
+            assert_same(epoch_of(loader), epoch_of(host))
+            assert host.state_dict() == loader.state_dict()
+            assert host.state_dict()["epoch"] < 40, "some super-samples are never seen whole"
+        assert loader.stats().repeated_samples == host.stats().repeated_samples
+
+
 def test_a_state_is_resumed_in_the_middle_of_a_cached_epoch(url: str, device: ImmediateDevice) -> None:
     settings: dict[str, Any] = {"batch_size": 50, "columns": FIXED, "seed": 4}
     with Loader(url, **settings) as host, Loader(url, device="cuda:0", gpu_cache="1MB", **settings) as loader:
@@ -133,6 +163,7 @@ def test_a_state_is_resumed_in_the_middle_of_a_cached_epoch(url: str, device: Im
         for _ in range(3):
             next(batches)
         state = loader.state_dict()
+        assert state["position"] == 150  # though the places of all batches of the epoch are on the device
         host.load_state_dict(state)
         loader.load_state_dict(state)
         assert_same(epoch_of(loader), epoch_of(host))
