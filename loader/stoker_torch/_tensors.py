@@ -193,7 +193,7 @@ class RaggedColumn:
 
     def pin_memory(self) -> RaggedColumn:
         """Return a copy in page-locked memory, which needs a GPU."""
-        return RaggedColumn(self.column, self.values.pin_memory(), self.offsets.pin_memory())
+        return RaggedColumn(self.column, pin_tensor(self.values), pin_tensor(self.offsets))
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedColumn:
         """Return the column with both tensors moved to a device; the arguments are those of :meth:`torch.Tensor.to`.
@@ -297,7 +297,22 @@ def map_tensors(
 
 def pin_batch(batch: Any) -> Any:
     """Return a batch whose tensors and columns, also in dictionaries, lists and tuples, are in page-locked memory."""
-    return map_tensors(lambda value: value if value.is_pinned() else value.pin_memory(), batch)
+
+    def pin(value: torch.Tensor | RaggedColumn) -> torch.Tensor | RaggedColumn:
+        if value.is_pinned():
+            return value
+        return value.pin_memory() if isinstance(value, RaggedColumn) else pin_tensor(value)
+
+    return map_tensors(pin, batch)
+
+
+def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in page-locked memory, made with one thread: torch's own copy would wake all of torch's threads."""
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        return tensor.pin_memory()
+    pinned = torch.empty_like(tensor, pin_memory=True)
+    bytes_of(pinned)[:] = bytes_of(tensor)
+    return pinned
 
 
 _log = logging.getLogger("stoker")

@@ -182,22 +182,28 @@ def test_a_batch_becomes_tensors_and_ragged_columns() -> None:
     assert list(batch["t"]) == ["", ""]
 
 
-def test_pinning_reaches_every_tensor_and_column_of_a_batch() -> None:
-    class Tensor(torch.Tensor):
-        """Pins as if there were a GPU."""
+def test_pinning_reaches_every_tensor_and_column_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    empty_like = torch.empty_like
 
-        def is_pinned(self, device: Any = None) -> bool:
-            return hasattr(self, "pins")
+    def allocate(tensor: torch.Tensor, *, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        made.append(empty_like(tensor))
+        return made[-1]
 
-        def pin_memory(self, device: Any = None) -> torch.Tensor:
-            copy = self.clone()
-            copy.pins = True  # type: ignore[attr-defined]
-            return copy
+    def is_made(tensor: torch.Tensor) -> bool:
+        return any(tensor is each for each in made)
 
+    monkeypatch.setattr(torch, "empty_like", allocate)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_made)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: allocate(tensor, pin_memory=True).copy_(tensor))
     Pair = namedtuple("Pair", "left right")
-    x = torch.zeros(2).as_subclass(Tensor)
-    column = RaggedColumn(stoker.Ragged("int64"), x, x)
-    batch = pin_batch({"x": x, "r": column, "l": [x, "text"], "t": (x, 1), "p": Pair(x, None)})
+    x = torch.tensor([3.0, 4.0])
+    column = RaggedColumn(stoker.Ragged("float32"), x, torch.tensor([0, 2]))
+    turned = torch.arange(6).reshape(2, 3).T
+    batch = pin_batch({"x": x, "r": column, "l": [x, "text"], "t": (x, 1), "p": Pair(x, None), "v": turned})
+    assert batch["x"].tolist() == batch["r"][0].tolist() == [3, 4]
+    assert batch["v"].tolist() == turned.tolist()
     assert batch["x"].is_pinned()
     assert batch["r"].is_pinned()
     assert batch["l"][0].is_pinned()
