@@ -1,6 +1,7 @@
 """Batches in the memory of a GPU: `python -m benchmarks.gpu [--quick] [--ranks 4]`, on any machine with a CUDA device.
 
-`--host`, on any machine: the time that the host takes for a batch of a complete `gpu_cache=`, with its own memory.
+`--host`, on any machine: the time that the host takes for a batch of a complete `gpu_cache=`, with its own memory, and
+the processor time of the thread that receives.
 
 It starts its own buckets, one for each rank, and packs its own data: images of uint8[224, 224, 3] (150 KB) and of
 uint8[32, 32, 3] (3 KB), with labels. Everything is verified by checksums, but for the last two rows of a table.
@@ -18,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,7 @@ from torch.utils.data import DataLoader
 
 import stoker
 from benchmarks.document import table
+from stoker._fetch import range_reader
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader, StreamDataset, _loader
 from stoker_torch._devices import BlockingDevice
@@ -407,6 +410,37 @@ def host_part(samples: int = 65_536, batch_size: int = 64, rounds: int = 9) -> s
     return table([f"batches of {batch_size}", "host µs/batch"], rows)
 
 
+def receiving(work: Workload, rounds: int = 5) -> str:
+    """Return the processor time of the thread that receives, without and with another one that verifies."""
+    ways = {"it verifies, too": 2, "another thread verifies": 4}
+    found: dict[str, list[float]] = {title: [] for title in ways}
+    with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
+        os.environ.update(bucket.environment())
+        work.pack()
+        for _ in range(rounds):
+            for title, cores in ways.items():
+                with (
+                    patch.object(range_reader, "count_cores", lambda cores=cores: cores),
+                    Loader(work.url, batch_size=work.batch_size, memory=MEMORY) as loader,
+                ):
+                    for _ in loader:  # the first touch of the memory
+                        pass
+                    (thread,) = (each for each in threading.enumerate() if each.name == "stoker-loader")
+                    read, seconds = loader.stats().read_bytes, thread_seconds(thread)
+                    for _ in range(3):
+                        for _ in loader:
+                            pass
+                    seconds = thread_seconds(thread) - seconds
+                    found[title].append(seconds / (loader.stats().read_bytes - read) * 1e9)
+    rows = [[title, f"{median(each):.2f}"] for title, each in found.items()]
+    return table(["the receiving thread", "CPU s/GB"], rows)
+
+
+def thread_seconds(thread: threading.Thread) -> float:
+    fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def main(*, is_quick: bool, ranks: int) -> None:
     rounds, epochs, seconds = (1, 2, 1.0) if is_quick else (3, 3, 3.0)
     config = BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))
@@ -442,7 +476,7 @@ if __name__ == "__main__":
     parser.add_argument("--compute", action="store_true", help="for the program itself")
     options = parser.parse_args()
     if options.host:
-        print(host_part())
+        print(host_part(), receiving(WORKLOADS["150 KB"]), sep="\n\n")
         parser.exit()
     if not torch.cuda.is_available():
         parser.exit(1, "benchmarks.gpu needs a CUDA device, and this machine has none\n")

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from stoker._base.threads import count_cores
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker.fanout import ExecutorOptions, error_of_function
@@ -131,7 +132,7 @@ class LocalExecutor(Executor):
     sees_files = True
 
     def __init__(self, options: ExecutorOptions) -> None:
-        self.concurrency = options.concurrency or _cores()
+        self.concurrency = options.concurrency or count_cores()
         self._timeout_seconds = options.timeout_seconds
         self._environment = {**os.environ, **options.environment}
         self._functions = json.dumps(dict(options.functions))
@@ -200,10 +201,6 @@ class LocalExecutor(Executor):
         self._workers.discard(process)
         code = process.returncode or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 async def _exchange(process: Process, request: bytes) -> bytes | None:

@@ -216,6 +216,24 @@ def _stop(
         ended.result()
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+async def compute_in_thread(work: Callable[[], T]) -> T:
+    """Run a function that writes nothing in a thread; a cancelled call returns at once, and nobody gets the result.
+
+    Raises:
+        Exception: an exception of ``work``.
+    """
+    try:
+        thread = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:  # at interpreter exit no thread starts
+        return work()
+    return await thread
+
+
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     """Run ``work(cancelled)`` in a thread, and return only after it has ended, even if the call is cancelled.
 

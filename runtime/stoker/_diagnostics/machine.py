@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stoker._base.sizes import format_bytes
+from stoker._base.threads import count_cores
 from stoker._stores.options import machine_vendor
 
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
@@ -112,7 +113,7 @@ def _memory_groups(root: Path) -> list[tuple[Path, int, int]]:
 
 
 def _cores(root: Path) -> float:
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = float(count_cores())
     for group in _groups(root, "cpu"):
         quota, period = (_text(group / "cpu.max").split() or ["", ""])[:2]
         if not quota:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import fields
-from functools import partial
 from itertools import pairwise
 from typing import NoReturn
 
@@ -162,9 +161,6 @@ class Fetcher:
         parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
 
         def from_store(into: memoryview) -> Awaitable[None]:
-            if ref.size_bytes <= self.config.max_request_bytes:
-                verify = partial(self._verify_whole, ref)
-                return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
             checksums = _RangeChecksums(ref, self._checksum)
             return self.fetch_ranges(
                 ref, parts, into=into, verify=checksums.verify, urgent=urgent, on_range=checksums.add
@@ -362,10 +358,7 @@ class Fetcher:
 
 
 class _RangeChecksums:
-    """Verifies a large object by the checksums of its ranges, computed as they arrive.
-
-    One checksum of the whole object would block the event loop, and the interpreter, for many milliseconds.
-    """
+    """Verifies an object by the checksums of its ranges, computed as they arrive."""
 
     def __init__(self, ref: ObjectRef, checksum: Callable[[memoryview], int]) -> None:
         self._ref, self._checksum = ref, checksum
@@ -378,8 +371,8 @@ class _RangeChecksums:
     def verify(self, _: memoryview) -> None:
         """Raise ChecksumError unless the ranges, which must be the whole object, have its checksum."""
         combined = 0
-        for _start, (checksum, size_bytes) in sorted(self._by_start.items()):
-            combined = combine_crc32c(combined, checksum, size_bytes)
+        for start, (checksum, size_bytes) in sorted(self._by_start.items()):
+            combined = combine_crc32c(combined, checksum, size_bytes) if start else checksum
         _check_crc32c(self._ref, combined)
 
 

@@ -12,12 +12,14 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import ClassVar
 
 from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter
+from stoker._base.threads import compute_in_thread, count_cores
 from stoker._fetch.concurrency import AimdLimit, CompletedRequest, LinkUse, RateLimit
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy
@@ -37,6 +39,9 @@ from stoker.errors import (
 
 _log = logging.getLogger("stoker.fetch.range_reader")
 
+_THREAD_BYTES, _THREAD_CORES = 1 << 20, 4
+"""Size of ranges whose checksum another thread computes, and number of cores from which on it does. The checksum is a
+third of the receiving thread's time; where there are fewer cores, the training needs the other one."""
 MAX_HEDGES = 3
 """Maximum number of hedges of one attempt: if 5% of requests are late, one in 400 is late twice, and delays all items
 behind it in the order."""
@@ -163,6 +168,7 @@ class RangeReader:
         self._limiter, self.ranges = Limiter(self._aimd.limit), Limiter(self._aimd.limit)
         self._watch = RaceWatch(self._look)
         self._rate = RateLimit(config.max_bytes_per_second)
+        self._thread_bytes = _THREAD_BYTES if count_cores() >= _THREAD_CORES else math.inf
         self.link = LinkUse()
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
@@ -188,8 +194,12 @@ class RangeReader:
             finally:
                 self._limiter.release()
         if fetch.on_range is not None:
+            call = partial(fetch.on_range, part, fetch.into[part.offset : part.offset + part.size_bytes])
             with start_activity(fetch.ref.key, Phase.VERIFY):
-                fetch.on_range(part, fetch.into[part.offset : part.offset + part.size_bytes])
+                if part.size_bytes >= self._thread_bytes:
+                    await compute_in_thread(call)
+                else:
+                    call()
 
     def _start_deadline(self, fetch: ObjectFetch, part: RangePart) -> None:
         """Start the deadline of a fetch, and again with each range: large objects have more of them than permits."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
 from stoker import FetchConfig
+from stoker._base.checksum import crc32c
+from stoker._fetch import range_reader
 from stoker._fetch.fetcher import RangePart
 from stoker.errors import (
     ConnectionLostError,
@@ -425,3 +428,52 @@ def test_when_everything_is_late_hedges_stay_within_their_budget() -> None:
         assert 2 <= stats.hedges <= 2 + 0.1 * stats.requests
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_where_there_are_cores_another_thread_verifies_large_ranges(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_reader, "_THREAD_BYTES", len(BODY))
+    monkeypatch.setattr(range_reader, "count_cores", lambda: cores)
+    threads: list[threading.Thread] = []
+
+    def checksum(data: memoryview) -> int:
+        threads.append(threading.current_thread())
+        return crc32c(data)
+
+    async def main() -> None:
+        bench = Bench("corrupt")
+        bench.fetcher._checksum = checksum
+        assert await bench.fetch() == BODY
+        assert bench.fetcher.stats.checksum_failures == 1
+
+    asyncio.run(main())
+    assert len(threads) == 2
+    assert (threading.main_thread() in threads) == (cores < 4)
+
+
+def test_a_cancelled_fetch_does_not_wait_for_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_THREAD_BYTES", len(BODY))
+    monkeypatch.setattr(range_reader, "count_cores", lambda: 4)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def checksum(data: memoryview) -> int:
+        begun.set()
+        assert may_end.wait(60)
+        return crc32c(data)
+
+    async def main() -> None:
+        bench = Bench()
+        bench.fetcher._checksum = checksum
+        fetching = asyncio.create_task(bench.fetch())
+        while not begun.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.001)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert not may_end.is_set()
+        assert bench.leaves_nothing()
+        may_end.set()
+
+    asyncio.run(main())
