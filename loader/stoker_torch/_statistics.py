@@ -173,6 +173,7 @@ class LoaderStatistics:
         tier_states: state of each tier's circuit breaker, by name: ``"closed"`` (the tier is read), ``"open"`` (it is
             not read for 5 s, after it was late or failed three times in a row), ``"half-open"`` or ``"probing"`` (one
             read tests it).
+        device_samples: samples that ``gpu_cache`` had, and that were neither read nor copied.
         caches: statistics of each cache of this machine, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
         dollars: price of the requests and bytes, from the price file.
 
@@ -209,6 +210,7 @@ class LoaderStatistics:
     tier_hits: Mapping[str, int] = field(default_factory=dict)
     tier_late: Mapping[str, int] = field(default_factory=dict)
     tier_states: Mapping[str, str] = field(default_factory=dict)
+    device_samples: int = 0
     caches: Mapping[str, CacheTierStatistics] = field(default_factory=dict)
 
     @property
@@ -269,7 +271,11 @@ class LoaderStatistics:
             (f"cache {name}", f"{each.hits:,} of {each.lookups:,} hit, {format_bytes(each.used_bytes)} held")
             for name, each in self.caches.items()
         ]
-        for name, samples in (("bad samples", self.bad_samples), ("repeated samples", self.repeated_samples)):
+        for name, samples in (
+            ("on the device", self.device_samples),
+            ("bad samples", self.bad_samples),
+            ("repeated samples", self.repeated_samples),
+        ):
             rows += [(name, f"{samples:,}")] if samples else []
         return rows
 
@@ -366,6 +372,7 @@ class LoopStatistics:
             tier_hits=fetched.tier_hits,
             tier_late=fetched.tier_late,
             tier_states=fetcher.tiers.states(),
+            device_samples=counters.resident,
             dollars=prices.dollars(reading),
             caches=pipeline.caches(),
         )

@@ -21,6 +21,8 @@ __all__ = ["CHECKS", "Check", "own_functions"]
 
 Check = Callable[[Executor, Path], Awaitable[None]]
 _TESTS = Path(__file__).parents[1]
+_CHECK_SECONDS = 60.0
+"""Of a check that hangs; the traceback then shows where."""
 
 
 def own_functions(**changes: Any) -> ExecutorOptions:
@@ -104,7 +106,8 @@ async def _make(name: str) -> None:
     async with executor:
         for check_name, check in CHECKS.items():
             with tempfile.TemporaryDirectory() as folder:
-                await check(executor, Path(folder))
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    await check(executor, Path(folder))
             print(check_name, flush=True)
 
 

@@ -101,7 +101,7 @@ _COSTS = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(costs=_COSTS, factor=st.floats(1.0, 10.0), ranks=st.sampled_from([1, 2]))
 def test_more_processor_time_never_raises_the_utilization(costs: ProcessorModel, factor: float, ranks: int) -> None:
     more = replace(

@@ -98,6 +98,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def count_resident(self) -> int:
+        """Return the number of samples that the consumer has itself."""
+        return 0 if self.resident is None else int(np.count_nonzero(self.resident))
+
     def read_part(self) -> Batch:
         """Return the samples that ``columns`` has."""
         if self.resident is None:
@@ -121,12 +125,14 @@ class StreamCounters:
 
     Attributes:
         repeated: samples that all ranks together delivered a second time, so that all have a sample in the last batch.
+        resident: samples that the consumer had itself.
         lookups: items (super-samples, or groups of samples) that batches looked up on first use.
         misses: look-ups of items that were not in the ring yet.
         wait_seconds: time that the consumer waited for items and for preparatory reads, in seconds.
     """
 
     repeated: int = 0
+    resident: int = 0
     lookups: int = 0
     misses: int = 0
     wait_seconds: float = 0.0

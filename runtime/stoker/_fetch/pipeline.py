@@ -440,6 +440,7 @@ class BatchPipeline:
         if batch.is_last:
             self._first_sharding = self._first_sharding.from_start()
         self.counters.repeated += batch.repeated
+        self.counters.resident += batch.count_resident()
         return batch
 
     def is_ready(self) -> bool:

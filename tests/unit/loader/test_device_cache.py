@@ -56,7 +56,9 @@ def test_batches_are_the_same_and_reads_become_fewer(
             before, copied = loader.stats().get_requests, device.copied_bytes
             assert_same(epoch_of(loader), epoch_of(host))
             reads.append((loader.stats().get_requests - before, device.copied_bytes - copied))
-    objects = len(loader.manifest)
+    stats, objects = loader.stats(), len(loader.manifest)
+    assert 7 * 500 * 0.8 * share <= stats.device_samples <= 7 * 500
+    assert "on the device" in str(stats)
     assert reads[-1][0] <= objects * (1.02 - share) + 1
     if share == 1.0:
         assert reads[-1] == (0, 500 * 8)  # only the places of the samples
@@ -130,7 +132,7 @@ def test_ranks_keep_the_super_samples_that_they_have_seen_whole(url: str, device
         {"lanes": 3},
         {"lanes": 2, "batch_size": 25, "drop_last": True},
         {"batch_size": 499},
-        {"batch_size": 1},
+        {"batch_size": 3},
         {"world_size": 3, "rank": 2, "batch_size": 33},
         {"world_size": 3, "rank": 0, "batch_size": 41, "evaluation": True},
         {"epochs": 6},
