@@ -14,6 +14,7 @@ import torch
 from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSharing, CacheSpec, open_tier
+from stoker._cluster.client import ClusterTier
 from stoker._fetch.config import Continuous, FetchConfig, PipelineConfig, Schedule, check_fetch
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
@@ -85,8 +86,8 @@ class StreamConfig:
             super-samples or 256 units.
         unit: size of a unit, such as ``"1MiB"``, for shuffle ``"window"`` only: an epoch permutes units, which are runs
             of rows of super-samples with about this size, and reads each by ranges. A window then mixes many more
-            super-samples in the same memory, for more and smaller requests. Cannot be combined with ``cache`` and
-            ``tier``, which keep whole super-samples. Default None: whole super-samples.
+            super-samples in the same memory, for more and smaller requests. Cannot be combined with ``cache``,
+            ``cluster`` and ``tier``, which keep whole super-samples. Default None: whole super-samples.
         lanes: number of parts that the order is cut into; default the world size, for a ``StreamDataset`` the number
             of workers of all ranks. If it is a multiple of every world size that the run may have, no super-sample is
             read by two ranks.
@@ -96,6 +97,10 @@ class StreamConfig:
             ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of these, nearest first;
             ``&policy=`` is ``next-use`` (default), ``no-evict``, ``lru`` or ``fifo``. The limit of a disk is for the
             machine, that of memory for the rank (``limit=node:8GB``: for the machine) and not part of ``memory``.
+        cluster: cache of super-samples that all loaders of this machine share, in a process of its own:
+            ``"memory:?limit=64GB"`` or ``"disk:/mnt/nvme?limit=1TB"``. Each super-sample is fetched once for all of
+            them. The first loader starts the process; it ends a minute after the last one (``&linger=SECONDS``).
+            ``&name=`` keeps jobs apart that have the same limit. Default none.
         tier: shared tier between the machines and the bucket, which is read before the bucket:
             ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or a sequence of such URLs
             (secret in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that several
@@ -146,6 +151,7 @@ class StreamConfig:
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
+    cluster: str | None = None
     tier: str | Sequence[str] | Tier | None = None
     warm: str | Tier | None = None
     rank: int | None = None
@@ -185,6 +191,7 @@ class StreamConfig:
         self._check_columns()
         self.memory_bytes()
         self.caches()
+        self.cluster_tier()
         self._check_tier()
         WorkerOptions.of(self.workers)
         Budget.of(self.budget)
@@ -247,8 +254,10 @@ class StreamConfig:
         """
         shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
         unit_bytes = None if self.unit is None else parse_bytes(self.unit, "unit")
-        if self.unit is not None and (self.cache or self.tier or self.warm):
-            raise ConfigError(f"unit={self.unit!r} reads parts of super-samples; cache= and tier= keep whole ones")
+        if self.unit is not None and (self.cache or self.cluster or self.tier or self.warm):
+            raise ConfigError(
+                f"unit={self.unit!r} reads parts of super-samples; cache=, cluster= and tier= keep whole ones"
+            )
         return OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes, unit_bytes=unit_bytes)
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:
@@ -287,6 +296,14 @@ class StreamConfig:
             ConfigError: ``cache`` is not valid.
         """
         return CacheSpec.parse_all(self.cache)
+
+    def cluster_tier(self) -> ClusterTier | None:
+        """Return the cache of this machine's loaders, without a connection yet.
+
+        Raises:
+            ConfigError: ``cluster`` is not valid.
+        """
+        return None if self.cluster is None else ClusterTier(self.cluster)
 
     def shared_tier(self, store: Readable, processes: int) -> Tier | None:
         """Return the tier that ``tier`` names or is, without a connection yet.

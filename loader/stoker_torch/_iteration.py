@@ -179,8 +179,9 @@ class LoaderResources:
                 f"{format_bytes(manifest.largest_bytes)}: use a code with more data shards"
             )
         is_lent = shared is not None and shared in (config.tier, config.warm)
-        self._own_tiers = TierSet(tiers, None if is_lent else shared)
-        return TierSet(tiers, shared)
+        cluster = config.cluster_tier()
+        self._own_tiers = TierSet(tiers, cluster, None if is_lent else shared)
+        return TierSet(tiers, cluster, shared)
 
     def plan(self) -> LoaderPlan:
         """Return the plan of an epoch of the batch pipeline in use."""

@@ -42,7 +42,7 @@ LAYERS = """
     _memory
     _stores
     _cache
-    _shared
+    _shared _cluster
     _fetch
     _pack
     _sources

@@ -317,14 +317,22 @@ class TierSet:
     """The chain of tiers between the loader and the store.
 
     Attributes:
-        tiers: Caches of this machine, the nearest first.
-        shared_tier: Shared tier behind them, across a network.
+        tiers: Caches of this process, the nearest first.
+        cluster_tier: Cache that the processes of this machine share, behind them.
+        shared_tier: Shared tier behind that, across a network.
     """
 
     tiers: Sequence[ManagedTier] = ()
+    cluster_tier: Tier | None = None
     shared_tier: Tier | None = None
+
+    @property
+    def chain(self) -> tuple[Tier, ...]:
+        """All tiers, the nearest first."""
+        behind = (self.cluster_tier, self.shared_tier)
+        return *self.tiers, *(tier for tier in behind if tier is not None)
 
     async def close(self) -> None:
         """Close all tiers. Idempotent."""
-        for tier in (*self.tiers, *([self.shared_tier] if self.shared_tier is not None else [])):
+        for tier in self.chain:
             await tier.close()

@@ -185,6 +185,13 @@ class HedgePolicy:
             return math.inf, size_bytes / DEFAULT_BYTES_PER_SECOND
         return whole_seconds, whole_seconds - (self.times.expected_first_byte_seconds() or whole_seconds)
 
+    def late_seconds(self, size_bytes: int) -> float:
+        """Return how long a transfer of ``size_bytes`` takes before it is late, if its bytes have begun to arrive."""
+        expected_seconds = self.times.expected_seconds(size_bytes)
+        if expected_seconds is None:
+            return self._config.hedge_first_seconds
+        return self._config.hedge_after_factor * expected_seconds
+
     def poll_delay_seconds(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
         """Return in how many seconds to check again whether a request is late; 0 if it is late.
 
@@ -195,10 +202,7 @@ class HedgePolicy:
             now_seconds: current time.
         """
         config, expected_seconds = self._config, self.times.expected_seconds(size_bytes)
-        if expected_seconds is None:
-            late_seconds = config.hedge_first_seconds
-        else:
-            late_seconds = config.hedge_after_factor * expected_seconds
+        late_seconds = self.late_seconds(size_bytes)
         if not has_begun:
             late_seconds = min(late_seconds, self._first_byte_late_seconds())
         late_seconds = max(late_seconds, config.hedge_min_seconds)

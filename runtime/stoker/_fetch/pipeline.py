@@ -116,7 +116,7 @@ class OpenDataset:
             small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self.ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
-            tiers=(*self.tiers, *(() if tier_set.shared_tier is None else (tier_set.shared_tier,))),
+            tiers=tier_set.chain,
             is_start=True,
             counters=process.counters,
         )

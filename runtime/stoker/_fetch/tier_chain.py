@@ -12,6 +12,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from typing import Protocol, runtime_checkable
 
 from stoker._base.breaker import FAILURE_THRESHOLD, PROBE_INTERVAL_SECONDS, BreakerState, CircuitBreaker, ReadOutcome
 from stoker._base.fetch_record import Phase, record_tier_outcome, start_activity
@@ -24,8 +25,24 @@ from stoker.errors import ChecksumError, StokerError, StoreError
 LATE_SECONDS = 0.08
 """Minimum time after which a tier is late; longer if the store's bytes, or the usual reads of both, take longer."""
 
+SINGLE_FLIGHT_SECONDS = 1.0
+"""Minimum time after which a tier is late whose read may wait for another client's fetch from the store."""
+
 ReadStore = Callable[[memoryview], Awaitable[None]]
 Verify = Callable[[ObjectRef, memoryview], None]
+
+
+@runtime_checkable
+class SingleFlightTier(Tier, Protocol):
+    """A tier whose ``read`` waits while another of its clients fetches the object from the store, to give it."""
+
+    async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Read as :meth:`Tier.read` does, but wait for nobody, and with no intention to give the object."""
+        ...
+
+    def decline(self, ref: ObjectRef) -> None:
+        """Let another client fetch an object that this one lacked and could not fetch. Must not block."""
+        ...
 
 
 class _TierOutcome(enum.StrEnum):
@@ -128,8 +145,9 @@ class TierChain:
         if answer is not _TierOutcome.BEATEN:
             try:
                 await store(into)
-            except StokerError:
-                if not await self._read_from_any(ref, into):
+            except BaseException as error:
+                self._decline(ref)
+                if not isinstance(error, StokerError) or not await self._read_from_any(ref, into):
                     raise
         self._offer(ref, into, len(self._tiers))
 
@@ -166,7 +184,7 @@ class TierChain:
         """
         for number in range(len(self._tiers)):
             member = self._state(number, ref)
-            if await self._read_tier(member, ref, into) is _TierOutcome.DELIVERED:
+            if await self._read_tier(member, ref, into, will_fetch=False) is _TierOutcome.DELIVERED:
                 self._count_hit(member, ref)
                 return True
         return False
@@ -181,6 +199,11 @@ class TierChain:
                 tier.offer(ref, data)
             except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
                 self._log_fault(self._state(number, ref), "offering", ref, error)
+
+    def _decline(self, ref: ObjectRef) -> None:
+        for tier in self._tiers:
+            if isinstance(tier, SingleFlightTier):
+                tier.decline(ref)
 
     async def _read_if_permitted(
         self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
@@ -212,7 +235,7 @@ class TierChain:
         """Read from a tier and, if it is late and memory is available, from the store at the same time."""
         with ExitStack() as borrowed:
             async with task_group() as group:
-                near = group.create_task(self._read_tier(member, ref, into))
+                near = group.create_task(self._read_tier(member, ref, into, will_fetch=store is not None))
                 if await self._wait_until_late(member, near, ref.size_bytes):
                     return near.result()
                 self._counters.tier_late[member.tier.name] += 1
@@ -258,19 +281,25 @@ class TierChain:
         """
         store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
         least_seconds = max(LATE_SECONDS, store_bytes_seconds)
+        if isinstance(member.tier, SingleFlightTier):
+            return max(SINGLE_FLIGHT_SECONDS, self._hedges.late_seconds(size_bytes))
         expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
             return least_seconds
         patience_seconds = self._config.hedge_after_factor * expected_seconds * member.in_flight
         return max(least_seconds, min(patience_seconds, store_seconds))
 
-    async def _read_tier(self, member: _TierState, ref: ObjectRef, into: memoryview) -> _TierOutcome:
-        loop = asyncio.get_running_loop()
+    async def _read_tier(
+        self, member: _TierState, ref: ObjectRef, into: memoryview, *, will_fetch: bool = True
+    ) -> _TierOutcome:
+        """Read from a tier; ``will_fetch`` says whether the whole object is fetched from the store if it lacks it."""
+        loop, tier = asyncio.get_running_loop(), member.tier
         begun_seconds, beside = loop.time(), member.in_flight
         try:
             async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
                 with start_activity(ref.key, Phase.TIER):
-                    is_hit = await member.tier.read(ref, into)
+                    read = tier.peek if isinstance(tier, SingleFlightTier) and not will_fetch else tier.read
+                    is_hit = await read(ref, into)
             if not is_hit:
                 return _TierOutcome.MISSING
             with start_activity(ref.key, Phase.VERIFY):
@@ -281,8 +310,8 @@ class TierChain:
             self._counters.tier_errors[member.tier.name] += 1
             if isinstance(error, ChecksumError):
                 self._counters.checksum_failures += 1
-                if isinstance(member.tier, CorrectedTier):
-                    member.tier.reject(ref)
+                if isinstance(tier, CorrectedTier):
+                    tier.reject(ref)
             member.failure = str(error) or type(error).__name__
             return _TierOutcome.FAILED
         sharing = max(1, beside, member.in_flight)

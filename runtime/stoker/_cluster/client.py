@@ -1,0 +1,232 @@
+"""A tier that is the cache process of this machine: each super-sample is fetched once for all loaders there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from functools import partial
+from itertools import count
+
+from stoker._base.sizes import format_bytes
+from stoker._base.threads import PerLoop, run_in_thread
+from stoker._cache.index import name_of, size_of
+from stoker._cluster.frames import Frame, FrameProtocol, Kind
+from stoker._cluster.launch import NodeLink, connect
+from stoker._cluster.spec import ClusterSpec
+from stoker.abc import ObjectRef
+from stoker.errors import ConfigError, ConnectionLostError, StokerError
+
+_RETRY_SECONDS = 5.0
+"""Time between two tries to reach a process that could not be reached."""
+_UNSENT_BYTES = 256 << 20
+"""Bytes of objects on their way to the process, beyond which no more are given to it."""
+
+_log = logging.getLogger("stoker.cluster")
+
+
+class ClusterTier:
+    """A :class:`~stoker.abc.Tier` whose objects a process of this machine keeps in memory that its clients map.
+
+    If two clients lack an object, one fetches it, and the other one waits for it, so a read may take as long as a fetch
+    from the store.
+
+    Args:
+        text: setting ``cluster=``.
+
+    Raises:
+        ConfigError: the setting is malformed, or the limit is above the machine's memory.
+    """
+
+    name = "cluster"
+
+    def __init__(self, text: str) -> None:
+        self._text, self._spec = text, ClusterSpec.parse(text)
+        total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self._spec.path is None and self._spec.limit_bytes > total_bytes:
+            raise ConfigError(
+                f"cluster={text!r}: this machine has {format_bytes(total_bytes)} of memory; lower limit=, or use disk:"
+            )
+        self._links = PerLoop(lambda: _LoopLink(self._spec, self._text))
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Copy an object into ``into``; return False if this client is to fetch it, or there is no room for it.
+
+        Raises:
+            ConnectionLostError: the connection ended meanwhile.
+        """
+        return await self._read(Kind.ASK, ref, into)
+
+    async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Copy an object into ``into``; return False if it is not here. This client will not give it.
+
+        Raises:
+            ConnectionLostError: the connection ended meanwhile.
+        """
+        return await self._read(Kind.PEEK, ref, into)
+
+    async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview) -> bool:
+        if ref.size_bytes > self._spec.limit_bytes:
+            return False
+        connection = await self._links.get().connection()
+        return connection is not None and await connection.read(kind, name_of(ref), into)
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Give an object to the process, if this client has fetched it for all, or the process still lacks it."""
+        if ref.size_bytes <= self._spec.limit_bytes and (connection := self._links.get().present) is not None:
+            connection.give(name_of(ref), data)
+
+    def decline(self, ref: ObjectRef) -> None:
+        """Give nothing for an object that could not be fetched: the next client that waits fetches it."""
+        if (connection := self._links.get().present) is not None:
+            connection.release(name_of(ref))
+
+    def reject(self, ref: ObjectRef) -> None:
+        """Have the process forget an object whose bytes were wrong."""
+        if (connection := self._links.get().present) is not None:
+            connection.send(Frame(Kind.REJECT, 0, name_of(ref)))
+
+    async def close(self) -> None:
+        """End the running loop's connection. Idempotent."""
+        if (link := self._links.pop()) is not None:
+            await link.close()
+
+
+class _LoopLink:
+    """The connection of one event loop, which is made at the first read, and again when it was lost."""
+
+    def __init__(self, spec: ClusterSpec, text: str) -> None:
+        self._spec, self._text = spec, text
+        self._connecting: asyncio.Task[_Connection | None] | None = None
+        self._next_seconds = float("-inf")
+        self.present: _Connection | None = None
+
+    async def connection(self) -> _Connection | None:
+        """Return the connection; None if the process could not be reached."""
+        if self.present is not None and not self.present.is_lost:
+            return self.present
+        self.present = None
+        if self._connecting is None:
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._next_seconds:
+                return None
+            self._connecting = loop.create_task(self._connect())
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> _Connection | None:
+        loop = asyncio.get_running_loop()
+        try:
+            link = await run_in_thread(partial(connect, self._spec, self._text))
+            self.present = await _open(link)
+        except (StokerError, OSError) as error:
+            self._next_seconds = loop.time() + _RETRY_SECONDS
+            _log.warning("objects are read from the bucket, without the cache of this machine: %s", error)
+        finally:
+            self._connecting = None
+        return self.present
+
+    async def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self.present is not None:
+            self.present.abort()
+            await asyncio.sleep(0)  # the socket closes in the loop's next iteration
+
+
+async def _open(link: NodeLink) -> _Connection:
+    try:
+        _, connection = await asyncio.get_running_loop().create_unix_connection(
+            lambda: _Connection(link.arena), sock=link.connection
+        )
+    except BaseException:
+        link.connection.close()
+        raise
+    connection.send(Frame(Kind.OPEN, number=int(link.arena is not None)))
+    return connection
+
+
+class _Connection(FrameProtocol):
+    """The client's side of a connection.
+
+    Args:
+        arena: memory of the process; None if objects are sent.
+    """
+
+    def __init__(self, arena: memoryview | None) -> None:
+        super().__init__()
+        self._arena, self._numbers = arena, count(1)
+        self._reads: dict[int, tuple[memoryview, asyncio.Future[bool]]] = {}
+        self._leases: set[str] = set()
+        self._copies: dict[str, bytes] = {}
+        self.is_lost = False
+
+    async def read(self, kind: Kind, name: str, into: memoryview) -> bool:
+        """Ask for an object, and copy it; return False if the process does not have it."""
+        if self.is_lost:
+            raise ConnectionLostError("the connection to the cache process has ended")
+        request = next(self._numbers)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._reads[request] = into, answer
+        self.send(Frame(kind, request, name))
+        try:
+            return await answer
+        finally:
+            if self._reads.pop(request, None) is not None:  # cancelled: a lease that comes now is given back
+                self.skip_body(request)
+                self.send(Frame(Kind.CANCEL, request, name))
+
+    def give(self, name: str, data: memoryview) -> None:
+        """Give an object for which this client has a lease; else ask for one first."""
+        if self.is_lost or self.transport is None:
+            return
+        unsent_bytes = self.transport.get_write_buffer_size() + sum(map(len, self._copies.values()))
+        if unsent_bytes + len(data) > _UNSENT_BYTES:
+            self.release(name)
+        elif name in self._leases:
+            self._leases.discard(name)
+            self.send(Frame(Kind.GIVE, 0, name), bytes(data))
+        elif name not in self._copies:
+            self._copies[name] = bytes(data)
+            self.send(Frame(Kind.ASK, next(self._numbers), name))
+
+    def release(self, name: str) -> None:
+        """Give back a lease, if there is one."""
+        if name in self._leases:
+            self._leases.discard(name)
+            self.send(Frame(Kind.RELEASE, 0, name))
+
+    def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
+        into, answer = self._reads.get(frame.request, (None, None))
+        copy = self._copies.pop(frame.name, None) if answer is None else None
+        if frame.kind is Kind.LEASE:
+            if copy is not None:
+                self.send(Frame(Kind.GIVE, 0, frame.name), copy)
+            elif answer is None:  # nobody waits for it any more
+                self.send(Frame(Kind.RELEASE, 0, frame.name))
+            else:
+                self._leases.add(frame.name)
+        elif frame.kind is Kind.HIT:
+            if self._arena is None:
+                return size_of(frame.name), into
+            if into is not None:
+                into[:] = self._arena[frame.number : frame.number + len(into)]
+        elif frame.kind is not Kind.FULL:
+            raise ValueError(f"the process sent {frame.kind.name}")
+        self._finish(frame.request, is_hit=frame.kind is Kind.HIT)
+        return 0, None
+
+    def body_received(self, frame: Frame) -> None:
+        self._finish(frame.request, is_hit=True)
+
+    def _finish(self, request: int, *, is_hit: bool) -> None:
+        _, answer = self._reads.pop(request, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(is_hit)
+
+    def lost(self) -> None:
+        self.is_lost = True
+        reads, self._reads = self._reads, {}
+        for _, answer in reads.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLostError("the cache process of this machine has ended"))

@@ -1,0 +1,140 @@
+"""Connects to the cache process of this machine, and starts it if there is none. All of it blocks: for a thread."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker._cluster.arena import map_arena
+from stoker._cluster.frames import HELLO, HELLO_SIZE
+from stoker._cluster.spec import ClusterSpec
+from stoker.errors import ConfigError, ConnectionLostError
+
+_START_SECONDS = 15.0
+_POLL_SECONDS = 0.02
+
+
+class NodeLink(NamedTuple):
+    """A connection to a cache process.
+
+    Attributes:
+        connection: connected socket.
+        arena: its memory, for reading; None if it cannot be mapped.
+    """
+
+    connection: socket.socket
+    arena: memoryview | None
+
+
+def runtime_folder() -> Path:
+    """Return the folder of this user's sockets, which only the user can enter; it is created.
+
+    Raises:
+        ConfigError: another user owns or may enter it.
+    """
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"stoker-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"the folder for the cache process's socket: {error}; set XDG_RUNTIME_DIR") from None
+    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"others may enter {folder}, the folder of the cache process's socket: remove it")
+    return folder
+
+
+def connect(spec: ClusterSpec, text: str, cancelled: threading.Event) -> NodeLink:
+    """Connect to the process with a setting; start it if there is none.
+
+    Args:
+        spec: the setting.
+        text: the setting as it was given.
+        cancelled: event that ends the call.
+
+    Raises:
+        ConfigError: the process cannot start.
+        ConnectionLostError: it does not answer.
+    """
+    base = runtime_folder() / spec.key
+    until, starter = time.monotonic() + _START_SECONDS, None
+    try:
+        while True:
+            with suppress(OSError, EOFError):
+                link = _greet(base.with_suffix(".sock"))
+                if not cancelled.is_set():
+                    return link
+                link.connection.close()
+            if cancelled.is_set() or time.monotonic() >= until:
+                raise ConnectionLostError(f"the cache process of cluster={text!r} does not answer at {base}.sock")
+            if starter is None:
+                starter = _try_lock(base.with_suffix(".start"))
+            if starter is None:  # another loader starts it
+                time.sleep(_POLL_SECONDS)
+            else:
+                _start(base, text)
+    finally:
+        if starter is not None:
+            os.close(starter)
+
+
+def _greet(path: Path) -> NodeLink:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(2.0)
+        connection.connect(str(path))
+        hello, descriptors, _, _ = socket.recv_fds(connection, len(HELLO) + HELLO_SIZE.size, 1)
+        try:
+            if len(hello) != len(HELLO) + HELLO_SIZE.size or not hello.startswith(HELLO):
+                raise EOFError(f"{path} is not the socket of a cache process of this release")
+            arena = None
+            with suppress(OSError):  # objects are then sent over the socket
+                arena = map_arena(descriptors[0], *HELLO_SIZE.unpack(hello[len(HELLO) :])) if descriptors else None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        connection.setblocking(False)
+    except BaseException:
+        connection.close()
+        raise
+    return NodeLink(connection, arena)
+
+
+def _start(base: Path, text: str) -> None:
+    """Start a process; return when it listens, or when there is one already.
+
+    Raises:
+        ConfigError: it cannot start.
+    """
+    log = base.with_suffix(".log")
+    with log.open("wb") as output:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [sys.executable, "-m", "stoker._cluster.node", str(base), text],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            check=False,
+            start_new_session=True,
+            timeout=_START_SECONDS,
+        )
+    if done.returncode:
+        raise ConfigError(f"cluster={text!r}: {log.read_text(errors='replace').strip()[-500:]}")
+
+
+def _try_lock(file: Path) -> int | None:
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

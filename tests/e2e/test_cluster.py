@@ -1,0 +1,231 @@
+"""Loaders of one machine with a cache process: every sample once an epoch, each super-sample from the bucket once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker_local import BucketConfig, BucketProcess, BucketSpec, bucket_process
+from stoker_torch import Loader
+from support.cluster import node_processes, own_runtime_folder, wait_until_gone
+
+RANKS, EPOCHS = 3, 3
+SAMPLES, SAMPLE_BYTES = 3840, 20_000
+URL = "s3://cluster/train"
+DATA_BYTES = SAMPLES * SAMPLE_BYTES
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packed() -> Iterator[BucketProcess]:
+    config = BucketConfig(buckets=(BucketSpec(name="cluster"),))
+    with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
+        for name, value in bucket.environment().items():
+            environment.setenv(name, value)
+        schema = {"x": stoker.Array("uint8", (SAMPLE_BYTES,)), "id": stoker.Array("int64")}
+        with stoker.Packer(URL, schema=schema, super_sample_bytes=2_000_000) as packer:
+            packer.extend(
+                {"x": np.full(SAMPLE_BYTES, number % 251, np.uint8), "id": number} for number in range(SAMPLES)
+            )
+        yield bucket
+
+
+@pytest.fixture
+def bucket(packed: BucketProcess) -> BucketProcess:
+    packed.reset()
+    return packed
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with own_runtime_folder() as folder:
+        yield folder
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+class Training:
+    """The ranks of a training, each in a process of its own.
+
+    Args:
+        cluster: setting of their loaders.
+        settings: other settings.
+    """
+
+    def __init__(self, cluster: str, **settings: Any) -> None:
+        base = {**environment(), "OMP_NUM_THREADS": "1"}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "support.cluster_rank", json.dumps({"cluster": cluster, **settings})],
+                env={**base, "RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+
+    def kill(self) -> None:
+        """End the ranks that still run."""
+        for rank in self.ranks:
+            with rank:
+                rank.kill()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Wait for all ranks; return their reports, without those of ranks that were killed."""
+        outputs = [rank.communicate(timeout=120)[0] for rank in self.ranks]
+        codes = [rank.returncode for rank in self.ranks]
+        assert set(codes) <= {0, -signal.SIGKILL}, codes
+        return [json.loads(text.splitlines()[-1]) for text, code in zip(outputs, codes, strict=True) if not code]
+
+    def wait_for_epoch(self, number: int, rank: int) -> None:
+        """Wait until a rank has begun an epoch."""
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        while stdout.readline() != f"epoch {number}\n":
+            assert self.ranks[rank].poll() is None
+
+
+Train = Callable[..., Training]
+
+
+@pytest.fixture
+def train() -> Iterator[Train]:
+    """Start a training; what is left of it is killed at the end."""
+    begun: list[Training] = []
+
+    def start(cluster: str, **settings: Any) -> Training:
+        begun.append(Training(cluster, **settings))
+        return begun[-1]
+
+    yield start
+    for training in begun:
+        training.kill()
+
+
+def assert_exactly_once(reports: Sequence[dict[str, Any]]) -> None:
+    for epoch in range(EPOCHS):
+        ids = [number for report in reports for number in report["epochs"][epoch]]
+        assert sorted(ids) == list(range(SAMPLES))
+
+
+def share_read(bucket: BucketProcess) -> float:
+    """Return the bytes that the bucket has sent, as a multiple of the data set's."""
+    return float(bucket.counts()["bytes_out"] / DATA_BYTES)
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle": "full", "memory": "256MB"}, {"workers": 2}], ids=str)
+def test_ranks_read_the_bucket_once_and_the_process_ends_after_them(
+    bucket: BucketProcess, train: Train, settings: dict[str, Any]
+) -> None:
+    training = train("memory:?limit=200MB&linger=4", **settings)  # ranks may start seconds apart
+    reports = training.reports()
+    assert_exactly_once(reports)
+    assert 1.0 <= share_read(bucket) <= 1.05
+    assert all(report["states"] == {"cluster": "closed"} for report in reports if report["states"])
+    assert wait_until_gone(10)
+
+
+def test_a_second_training_finds_what_the_first_one_has_read(bucket: BucketProcess, train: Train) -> None:
+    cluster = "memory:?limit=200MB&linger=20"
+    train(cluster).reports()
+    (process,) = node_processes()
+    bucket.reset()
+    reports = train(cluster, seed=5).reports()
+    assert [each.pid for each in node_processes()] == [process.pid]
+    assert_exactly_once(reports)
+    assert share_read(bucket) <= 0.01
+
+
+def test_a_killed_rank_costs_what_it_was_reading(bucket: BucketProcess, train: Train) -> None:
+    training = train("memory:?limit=200MB&linger=1", seconds=0.01)
+    training.wait_for_epoch(1, 2)
+    training.ranks[2].send_signal(signal.SIGKILL)
+    reports = training.reports()
+    assert len(reports) == RANKS - 1
+    assert share_read(bucket) <= 1.25  # what it held, and what it had not given yet
+    assert wait_until_gone(10)
+
+
+def test_a_killed_process_is_replaced_and_every_sample_comes_once(
+    bucket: BucketProcess, train: Train, folder: Path
+) -> None:
+    training = train("memory:?limit=200MB&linger=1", seconds=0.02)
+    training.wait_for_epoch(1, 0)
+    (process,) = node_processes()
+    process.send_signal(signal.SIGKILL)
+    reports = training.reports()
+    assert_exactly_once(reports)
+    assert share_read(bucket) <= 2.2
+    assert wait_until_gone(10)
+    assert not list(folder.glob("*.sock"))
+
+
+def test_a_frozen_process_delays_no_rank_for_long(train: Train) -> None:
+    training = train("memory:?limit=200MB&linger=1", seconds=0.01)
+    training.wait_for_epoch(1, 0)
+    (process,) = node_processes()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        reports = training.reports()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert_exactly_once(reports)
+    assert max(report["longest_wait"] for report in reports) <= 1.0 + 2.0  # the second is for a busy machine
+    assert wait_until_gone(10)
+
+
+def test_many_that_start_at_once_start_one_process() -> None:
+    command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=1"})]
+    processes = [subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    owners = set()
+    for process in processes:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        owners |= set(output.split())
+    assert len(owners) == 1
+    assert wait_until_gone(10)
+
+
+def test_a_process_that_cannot_start_is_a_warning_and_the_bucket_is_read(
+    bucket: BucketProcess, train: Train, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    training = train(f"disk:{file}?limit=1GB", epochs=1)
+    reports = training.reports()
+    assert all("File exists" in report["warnings"] or "Not a directory" in report["warnings"] for report in reports)
+    assert share_read(bucket) >= 1.0
+
+
+def test_the_process_ends_when_it_is_asked_to(folder: Path) -> None:
+    command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=60"})]
+    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    (process,) = node_processes()
+    process.terminate()
+    assert wait_until_gone(10)
+    assert not list(folder.glob("*.sock"))
+
+
+def test_the_page_s_example_runs() -> None:
+    page = (TESTS.parent / "docs" / "cluster.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = block.replace("s3://bucket/train", URL).replace("64GB", "1GB&linger=1").replace("range(90)", "range(2)")
+    code = code.replace('"image"', '"x"').replace('"label"', '"id"')
+    seen: list[int] = []
+    exec(code, {"Loader": Loader, "train_step": lambda _, ids: seen.extend(ids.tolist())})  # noqa: S102 - the page's block
+    assert sorted(seen) == sorted(2 * [*range(SAMPLES)])
+    assert wait_until_gone(10)

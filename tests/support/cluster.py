@@ -1,0 +1,82 @@
+"""A cache process for tests: in this process, or as loaders start it, with its files in a folder of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import psutil
+
+from stoker._cluster import node
+from stoker._cluster.arena import Arena
+from stoker._cluster.launch import runtime_folder
+from stoker._cluster.spec import ClusterSpec
+
+__all__ = ["node_processes", "own_runtime_folder", "running_node", "wait_until_gone"]
+
+
+@contextmanager
+def own_runtime_folder() -> Iterator[Path]:
+    """Use a folder of the test for sockets; its cache processes are killed at the end."""
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory(prefix="run") as folder:  # a socket's path has at most 107 characters
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        try:
+            yield runtime_folder()
+        finally:
+            for process in node_processes():
+                process.send_signal(signal.SIGKILL)
+                process.wait(10)
+            if before is None:
+                del os.environ["XDG_RUNTIME_DIR"]
+            else:
+                os.environ["XDG_RUNTIME_DIR"] = before
+
+
+def node_processes() -> list[psutil.Process]:
+    """Return the cache processes whose files are in the present folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "stoker._cluster.node" in line and any(str(runtime_folder()) in each for each in line):
+            found.append(process)
+    return found
+
+
+def wait_until_gone(seconds: float) -> bool:
+    """Return whether all cache processes end within a time."""
+    until = time.monotonic() + seconds
+    while node_processes():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@asynccontextmanager
+async def running_node(text: str) -> AsyncIterator[node.Node]:
+    """Run a cache process's server in this event loop, where clients find it."""
+    spec, nodes = ClusterSpec.parse(text), list[node.Node]()
+    path = (runtime_folder() / spec.key).with_suffix(".sock")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    listener.setblocking(False)
+    arena = Arena(spec.limit_bytes, spec.path)
+    serving = asyncio.create_task(node.serve(listener, arena, spec, nodes.append))
+    await asyncio.sleep(0)
+    try:
+        yield nodes[0]
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+        listener.close()
+        arena.close()
+        path.unlink()

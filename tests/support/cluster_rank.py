@@ -1,0 +1,72 @@
+"""One rank of a training with a cache process, ``python -m support.cluster_rank``; it prints a report as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from stoker import FetchConfig
+from stoker._cluster.launch import connect
+from stoker._cluster.spec import ClusterSpec
+
+URL = "s3://cluster/train"
+
+
+class _Texts(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def train(*, cluster: str, workers: int = 0, seconds: float = 0.0, epochs: int = 3, **settings: Any) -> dict[str, Any]:
+    """Train, and return the numbers of the samples by epoch, the longest wait behind a first batch, and warnings."""
+    from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
+
+    from stoker_torch import Loader, StreamDataset
+
+    texts = _Texts()
+    logging.getLogger("stoker.cluster").addHandler(texts)
+    settings = {"batch_size": 32, "seed": 1, "memory": "64MB", "cluster": cluster, **settings}
+    settings["fetch"] = FetchConfig(hedge=False)  # on a busy machine, hedges read what the checks count
+    delivered, longest = [], 0.0
+    loader = StreamDataset(URL, **settings) if workers else Loader(URL, **settings)
+    dataset: Any = loader
+    batches = DataLoader(dataset, batch_size=None, num_workers=workers) if workers else loader
+    for epoch in range(epochs):
+        print(f"epoch {epoch}", flush=True)
+        ids: list[int] = []
+        begun = time.perf_counter()
+        for batch in batches:
+            if ids:
+                longest = max(longest, time.perf_counter() - begun)
+            ids += batch["id"].tolist()
+            assert batch["x"][:, -1].tolist() == [number % 251 for number in batch["id"].tolist()]
+            time.sleep(seconds)
+            begun = time.perf_counter()
+        delivered.append(ids)
+    report = {"epochs": delivered, "longest_wait": longest, "warnings": "\n".join(texts.texts), "states": {}}
+    if isinstance(loader, Loader):
+        report["states"] = loader.stats().tier_states
+        loader.close()
+    return report
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    if "connect" in arguments:
+        spec = ClusterSpec.parse(arguments["connect"])
+        link = connect(spec, arguments["connect"], threading.Event())
+        time.sleep(0.5)
+        print(*struct.unpack("3i", link.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:1])
+        link.connection.close()
+    else:
+        print(json.dumps(train(**arguments)))

@@ -1,0 +1,377 @@
+"""Clients of one cache process: one fetches for all, bytes arrive as they were given, and nobody spoils them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stoker._base.checksum import crc32c
+from stoker._cluster import launch, node
+from stoker._cluster.arena import Arena, map_arena
+from stoker._cluster.client import ClusterTier
+from stoker._cluster.frames import HELLO, HELLO_SIZE, Frame, Kind
+from stoker._cluster.launch import runtime_folder
+from stoker._cluster.spec import ClusterSpec
+from stoker.abc import ObjectRef
+from stoker.errors import ConfigError, ConnectionLostError
+from support.cluster import own_runtime_folder, running_node
+
+MIB = 1 << 20
+TEXT = "memory:?limit=32MB&linger=60"
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with own_runtime_folder() as folder:
+        yield folder
+
+
+def object_of(number: int, size_bytes: int = 300_000) -> tuple[ObjectRef, bytes]:
+    body = random.Random(number).randbytes(size_bytes)
+    return ObjectRef(key=f"data/{number}", size_bytes=size_bytes, crc32c=crc32c(body)), body
+
+
+def run(check: Callable[[node.Node], Awaitable[None]], text: str = TEXT) -> None:
+    async def main() -> None:
+        async with running_node(text) as running, asyncio.timeout(60):
+            await check(running)
+
+    asyncio.run(main())
+
+
+async def read(tier: ClusterTier, ref: ObjectRef) -> bytes | None:
+    into = memoryview(bytearray(ref.size_bytes))
+    return bytes(into) if await tier.read(ref, into) else None
+
+
+async def arrived(running: node.Node, count: int) -> None:
+    """Wait until the process has objects."""
+    while sum(each.is_here for each in running.catalog._objects.values()) < count:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(params=["mapped", "sent", "disk"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A setting; objects come from mapped memory, over the socket, or from a mapped file."""
+    if request.param == "sent":
+
+        def refuse(descriptor: int, size_bytes: int) -> memoryview:
+            raise OSError("no mappings here")
+
+        monkeypatch.setattr(launch, "map_arena", refuse)
+    return f"disk:{tmp_path}?limit=32MB" if request.param == "disk" else TEXT
+
+
+@pytest.mark.parametrize("size_bytes", [1, 300_000, 5 * MIB])
+def test_one_client_fetches_and_the_others_get_its_bytes(way: str, size_bytes: int) -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1, size_bytes)
+        first, *others = (ClusterTier(way) for _ in range(3))
+        assert await read(first, ref) is None
+        waiting = [asyncio.create_task(read(other, ref)) for other in others]
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in waiting)
+        first.offer(ref, memoryview(body))
+        assert await asyncio.gather(*waiting) == [body, body]
+        assert await read(first, ref) == body
+        assert (running.catalog.hits, len(running.clients)) == (3, 3)
+        for each in (first, *others):
+            await each.close()
+
+    run(check, way)
+
+
+def test_a_lost_client_s_lease_goes_to_one_that_waits(way: str) -> None:
+    async def check(_: node.Node) -> None:
+        ref, body = object_of(1)
+        first, second, third = (ClusterTier(way) for _ in range(3))
+        assert await read(first, ref) is None
+        waiting = [asyncio.create_task(read(each, ref)) for each in (second, third)]
+        await asyncio.sleep(0.02)
+        await first.close()
+        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [None]
+        (second if waiting[0] in done else third).offer(ref, memoryview(body))
+        assert await next(iter(left)) == body
+        await second.close()
+        await third.close()
+
+    run(check, way)
+
+
+def test_a_stuck_client_s_lease_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "LEASE_SECONDS", 0.1)
+
+    async def check(_: node.Node) -> None:
+        ref, _body = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        assert await read(second, ref) is None  # after 0.1 s
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
+def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "LEASE_SECONDS", 0.1)
+
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1, 5 * MIB)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        connection = first._links.get().present
+        assert connection is not None
+        assert connection.transport is not None
+        (name,) = connection._leases
+        connection.transport.write(Frame(Kind.GIVE, 0, name).encode() + body[:1000])
+        assert await read(second, ref) is None
+        second.offer(ref, memoryview(body))
+        await arrived(running, 1)
+        assert await read(second, ref) == body
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
+def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_back(way: str) -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        first, second, third = (ClusterTier(way) for _ in range(3))
+        assert await read(first, ref) is None
+        cancelled = asyncio.create_task(read(second, ref))
+        waiting = asyncio.create_task(read(third, ref))
+        await asyncio.sleep(0.02)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await first.close()
+        assert await waiting is None
+        third.offer(ref, memoryview(body))
+        await arrived(running, 1)
+        assert await read(second, ref) == body
+        await second.close()
+        await third.close()
+
+    run(check, way)
+
+
+def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> None:
+    async def check(_: node.Node) -> None:
+        ref, _body = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        waiting = asyncio.create_task(read(second, ref))
+        await asyncio.sleep(0.02)
+        first.decline(ref)
+        assert await waiting is None
+        first.decline(ref)  # it has no lease any more
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
+def test_an_object_fetched_without_a_lease_is_given_if_nobody_has_it(way: str) -> None:
+    async def check(running: node.Node) -> None:
+        tier = ClusterTier(way)
+        (known, known_body), (ref, body) = object_of(1), object_of(2)
+        assert await read(tier, known) is None  # connects
+        tier.offer(ref, memoryview(body))
+        tier.offer(known, memoryview(known_body))
+        await arrived(running, 2)
+        assert await read(tier, ref) == body
+        await tier.close()
+
+    run(check, way)
+
+
+def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        first, second = ClusterTier(way), ClusterTier(way)
+        into = memoryview(bytearray(ref.size_bytes))
+        assert not await second.peek(ref, into)
+        assert await read(first, ref) is None
+        assert not await second.peek(ref, into)
+        first.offer(ref, memoryview(body))
+        await arrived(running, 1)
+        assert await second.peek(ref, into)
+        assert bytes(into) == body
+        await first.close()
+        await second.close()
+
+    run(check, way)
+
+
+def test_beyond_the_limit_clients_fetch_for_themselves() -> None:
+    async def check(running: node.Node) -> None:
+        tier = ClusterTier(TEXT)
+        objects = [object_of(number, 10 * MIB) for number in range(5)]
+        for number, (ref, body) in enumerate(objects):
+            assert await read(tier, ref) is None
+            tier.offer(ref, memoryview(body))
+            await arrived(running, min(number + 1, 3))
+        found = [await read(tier, ref) for ref, _ in objects]
+        assert found == [*(body for _, body in objects[:3]), None, None]
+        large, _ = object_of(9, 40 * MIB)
+        assert await read(tier, large) is None
+        assert running.catalog.used_bytes == 30 * MIB
+        await tier.close()
+
+    run(check)
+
+
+def test_wrong_bytes_are_fetched_again() -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        tier = ClusterTier(TEXT)
+        assert await read(tier, ref) is None
+        tier.offer(ref, memoryview(bytes(ref.size_bytes)))
+        await arrived(running, 1)
+        assert await read(tier, ref) == bytes(ref.size_bytes)
+        tier.reject(ref)
+        assert await read(tier, ref) is None
+        tier.offer(ref, memoryview(body))
+        await arrived(running, 1)
+        assert await read(tier, ref) == body
+        await tier.close()
+
+    run(check)
+
+
+def test_nobody_but_the_process_writes_to_mapped_memory(tmp_path: Path) -> None:
+    for place in (None, tmp_path):
+        arena = Arena(MIB, place)
+        assert arena.readable is not None
+        with pytest.raises(OSError, match=r"Permission|Invalid"):
+            os.ftruncate(arena.readable, 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(arena.readable, MIB)
+        if place is None:
+            file = os.open(f"/proc/self/fd/{arena.readable}", os.O_RDWR)
+            for change in (lambda file=file: os.ftruncate(file, 0), lambda file=file: mmap.mmap(file, MIB)):
+                with pytest.raises(PermissionError):
+                    change()
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(file, 1033, 0)
+            os.close(file)
+        view = map_arena(arena.readable, MIB)
+        arena.memory[5] = 7
+        assert view[5] == 7
+        arena.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",
+        bytes([Kind.PEEK]) * 200,
+        b"\xff" * 200,
+        Frame(Kind.HIT, 1, "0" * 32).encode(),
+        Frame(Kind.ASK, 1, "no name").encode(),
+    ],
+)
+def test_what_makes_no_sense_ends_its_connection_and_no_other(data: bytes) -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        tier = ClusterTier(TEXT)
+        assert await read(tier, ref) is None
+        path = (runtime_folder() / ClusterSpec.parse(TEXT).key).with_suffix(".sock")
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert (await reader.read(100)).startswith(HELLO)
+        writer.write(data)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        tier.offer(ref, memoryview(body))
+        await arrived(running, 1)
+        assert await read(tier, ref) == body
+        await tier.close()
+
+    run(check)
+
+
+def test_a_process_that_ends_fails_the_reads_that_wait_and_is_replaced() -> None:
+    async def check(running: node.Node) -> None:
+        ref, _ = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        waiting = asyncio.create_task(read(second, ref))
+        await asyncio.sleep(0.02)
+        for client in list(running.clients):
+            client.abort()
+        with pytest.raises(ConnectionLostError, match="cache process"):
+            await waiting
+        assert await read(second, ref) is None  # a new connection
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
+def test_a_process_of_another_release_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = (folder / ClusterSpec.parse(TEXT).key).with_suffix(".sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+
+            async def greet() -> None:
+                while True:
+                    client, _ = await loop.sock_accept(listener)
+                    client.sendall(b"stoker-cluster-0" + HELLO_SIZE.pack(1))
+                    client.close()
+
+            listener.setblocking(False)
+            greeting = asyncio.create_task(greet())
+            tier = ClusterTier(TEXT)
+            assert await read(tier, object_of(1)[0]) is None
+            await tier.close()
+            greeting.cancel()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "_START_SECONDS", 1.0)
+            patch.setattr(launch, "_start", lambda base, text: None)
+            asyncio.run(main())
+    assert "objects are read from the bucket, without the cache of this machine" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770])
+def test_a_folder_that_others_may_enter_is_refused(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    try:
+        with pytest.raises(ConfigError, match=f"enter {folder}"):
+            runtime_folder()
+    finally:
+        folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("memory:", "it must have limit="),
+        ("memory:/x?limit=1GB", "neither memory nor a disk"),
+        ("disk:?limit=1GB", "neither memory nor a disk"),
+        ("memory:?limit=much", "much"),
+        ("memory:?limit=1GB&limit=2GB", "each once"),
+        ("memory:?limit=1GB&policy=lru", "may have linger="),
+        ("memory:?limit=1GB&linger=-1", "linger_seconds"),
+        ("https://10.0.0.1?limit=1GB", "neither memory nor a disk"),
+        ("memory:?limit=900TB", "of memory; lower limit="),
+    ],
+)
+def test_a_wrong_setting_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClusterTier(text)
