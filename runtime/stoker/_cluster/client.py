@@ -19,6 +19,8 @@ from stoker.errors import ConfigError, ConnectionLostError, StokerError
 
 _RETRY_SECONDS = 5.0
 """Time between two tries to reach a process that could not be reached."""
+_CLOSE_SECONDS = 1.0
+"""Time for objects on their way to arrive when a loader is closed."""
 _UNSENT_BYTES = 256 << 20
 """Bytes of objects on their way to the process, beyond which no more are given to it."""
 
@@ -130,8 +132,7 @@ class _LoopLink:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
         if self.present is not None:
-            self.present.abort()
-            await asyncio.sleep(0)  # the socket closes in the loop's next iteration
+            await self.present.close()
 
 
 async def _open(link: NodeLink) -> _Connection:
@@ -159,6 +160,7 @@ class _Connection(FrameProtocol):
         self._reads: dict[int, tuple[memoryview, asyncio.Future[bool]]] = {}
         self._leases: set[str] = set()
         self._copies: dict[str, bytes] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
 
     async def read(self, kind: Kind, name: str, into: memoryview) -> bool:
@@ -224,8 +226,16 @@ class _Connection(FrameProtocol):
         if answer is not None and not answer.done():
             answer.set_result(is_hit)
 
+    async def close(self) -> None:
+        """End the connection, once what was given is sent."""
+        if self.transport is not None and not self.is_lost:
+            self.transport.close()
+            await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
+        self.abort()
+
     def lost(self) -> None:
         self.is_lost = True
+        self._ended.set_result(None)
         reads, self._reads = self._reads, {}
         for _, answer in reads.values():
             if not answer.done():

@@ -151,5 +151,5 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.body_received(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._body = None
+        self._body = self.transport = None
         self.lost()

@@ -195,6 +195,19 @@ def test_an_object_fetched_without_a_lease_is_given_if_nobody_has_it(way: str) -
     run(check, way)
 
 
+def test_what_was_given_before_a_client_is_closed_arrives() -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1, 9 * MIB)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        first.offer(ref, memoryview(body))
+        await first.close()
+        assert await read(second, ref) == body
+        await second.close()
+
+    run(check)
+
+
 def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
