@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
@@ -110,6 +111,8 @@ class StreamConfig:
         warm: another name of ``tier``.
         rank: number of this rank, given with ``world_size``; default torch.distributed's, else ``RANK``, else 0.
         world_size: number of ranks; default torch.distributed's, else ``WORLD_SIZE``, else 1.
+        mesh: dimension of data parallelism of a device mesh, such as ``device_mesh["dp"]``, in place of ``rank`` and
+            ``world_size``: the ranks that differ only in other dimensions get the same batches.
         drop_last: whether to leave out the last global batch of an epoch if it is not full. Default False: the ranks
             share its samples evenly.
         evaluation: whether to deliver every sample exactly once, without repeats and drops; the ranks may then differ
@@ -156,6 +159,7 @@ class StreamConfig:
     warm: str | Tier | None = None
     rank: int | None = None
     world_size: int | None = None
+    mesh: DeviceMesh | None = None
     drop_last: bool = False
     evaluation: bool = False
     columns: Sequence[str] | None = None

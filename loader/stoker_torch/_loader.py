@@ -166,7 +166,7 @@ class Loader(Closeable):
     def __init__(self, config: LoaderArguments) -> None:
         begun_seconds = time.perf_counter()
         self.config, self._budget = config, Budget.of(config.budget)
-        self.rank, self.world_size = find_rank(config.rank, config.world_size)
+        self.rank, self.world_size = find_rank(config.rank, config.world_size, config.mesh)
         self.url = url_of(config.url)
         pins_memory = config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
@@ -304,7 +304,7 @@ class Loader(Closeable):
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the position.
             CostBudgetError: ``budget`` is spent; during an epoch, the next batch raises it.
         """
-        if self.config.rank is None:
+        if self.config.rank is None and self.config.mesh is None:
             confirm_rank(self.rank, self.world_size)
         resources, cursor = self._resources, self._cursor
         resources.check_spending()  # raises before the position changes, so that the state can still be saved
@@ -315,7 +315,7 @@ class Loader(Closeable):
         if is_over:
             self._warn_after_last_epoch(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
         cursor.begin()
-        compare_ranks(self._state().comparison_values(self.config), self.world_size)
+        compare_ranks(self._state().comparison_values(self.config), self.world_size, self.config.mesh)
         started = time.perf_counter()
         iteration = BatchIteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
         self._statistics.record_begin(started)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError, RankMismatchError
@@ -33,13 +34,15 @@ _REMEDY = (
 )
 
 
-def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, else torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
+def find_rank(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple[int, int]:
+    """Return rank and world size: as given, else the mesh's, torch.distributed's, ``RANK`` and ``WORLD_SIZE``, 0 of 1.
 
     Raises:
-        ConfigError: only one of them is given, or the environment variables are not integers, or only one is set
-            although there are several ranks.
+        ConfigError: only one of them is given, or both and a mesh, or the mesh has several dimensions, or the
+            environment variables are not integers, or only one is set although there are several ranks.
     """
+    if mesh is not None:
+        return _find_rank_in_mesh(rank, world_size, mesh)
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size must be given together, not rank={rank} and world_size={world_size}")
     if rank is not None and world_size is not None:
@@ -56,6 +59,21 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if ranks[0] > 0 and "WORLD_SIZE" not in os.environ:
         raise ConfigError(f"RANK is {ranks[0]} and WORLD_SIZE is not set; {_REMEDY}")
     return ranks
+
+
+def _find_rank_in_mesh(rank: int | None, world_size: int | None, mesh: Any) -> tuple[int, int]:
+    if rank is not None or world_size is not None:
+        raise ConfigError(f"give mesh=, or rank= and world_size=, not both (rank={rank}, world_size={world_size})")
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, not {mesh!r:.80}")
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        first = "dp" if names is None else names[0]
+        raise ConfigError(
+            f"mesh must have one dimension, that of data parallelism, and this one has {mesh.ndim} "
+            f"({'without names' if names is None else ', '.join(names)}): give mesh=device_mesh[{first!r}]"
+        )
+    return mesh.get_local_rank(), mesh.size()
 
 
 def confirm_rank(rank: int, world_size: int) -> None:
@@ -98,24 +116,25 @@ def local_ranks(rank: int, world_size: int) -> range:
     return range(max(0, first), min(world_size, first + ranks))
 
 
-def compare_ranks(settings: Mapping[str, object], world_size: int) -> None:
+def compare_ranks(settings: Mapping[str, object], world_size: int, mesh: Any = None) -> None:
     """Check that every rank has the same settings: a collective operation under torch.distributed, else no effect.
 
-    The ranks exchange only digests, in one tensor.
+    The ranks, of the mesh if there is one, exchange only digests, in one tensor.
 
     Raises:
         RankMismatchError: settings differ (raised on every rank, with the names and this rank's values).
     """
-    if not _is_distributed() or distributed.get_world_size() != world_size or world_size == 1:
+    group = None if mesh is None else mesh.get_group()
+    if not _is_distributed() or distributed.get_world_size(group) != world_size or world_size == 1:
         return
     digests = [
         int.from_bytes(hashlib.sha256(f"{name}={value!r}".encode()).digest()[:8], "little", signed=True)
         for name, value in settings.items()
     ]
-    device = torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
+    device = torch.device("cuda" if distributed.get_backend(group) == "nccl" else "cpu")
     local = torch.tensor(digests, dtype=torch.int64, device=device)
     everyones = [torch.empty_like(local) for _ in range(world_size)]
-    distributed.all_gather(everyones, local)
+    distributed.all_gather(everyones, local, group=group)
     agreed = (torch.stack(everyones) == everyones[0]).all(dim=0).tolist()
     different = [f"{name} (here {settings[name]!r})" for name, same in zip(settings, agreed, strict=True) if not same]
     if different:

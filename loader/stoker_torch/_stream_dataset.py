@@ -110,7 +110,9 @@ class StreamDataset(IterableDataset[Any]):
         self.config = config
         self._budget = Budget.of(config.budget)
         self._check_settings()
-        self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
+        self.rank, self.world_size = find_rank(config.rank, config.world_size, config.mesh)
+        if config.mesh is not None:  # which worker processes cannot get
+            self.config = replace(config, rank=self.rank, world_size=self.world_size, mesh=None)
         self._version, self._lanes = self.config.version, self.config.lanes
         self._board = EpochBoard()
         self._loaded_state: _LoadedState | None = None
@@ -121,7 +123,7 @@ class StreamDataset(IterableDataset[Any]):
         finally:
             self.close()  # it is safer to fork workers while no thread runs
         source = SourceState.of_config(self.config, self.manifest, self._lanes or 0)
-        compare_ranks(source.comparison_values(self.config), self.world_size)
+        compare_ranks(source.comparison_values(self.config), self.world_size, config.mesh)
 
     def _check_settings(self) -> None:
         if self._budget.dollars is not None:

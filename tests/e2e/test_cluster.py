@@ -63,19 +63,20 @@ class Training:
 
     Args:
         cluster: setting of their loaders.
+        ranks: number of ranks.
         settings: other settings.
     """
 
-    def __init__(self, cluster: str, **settings: Any) -> None:
+    def __init__(self, cluster: str, ranks: int = RANKS, **settings: Any) -> None:
         base = {**environment(), "OMP_NUM_THREADS": "1"}
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "support.cluster_rank", json.dumps({"cluster": cluster, **settings})],
-                env={**base, "RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
+                env={**base, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]
 
     def kill(self) -> None:
@@ -137,6 +138,20 @@ def test_ranks_read_the_bucket_once_and_the_process_ends_after_them(
     assert 1.0 <= share_read(bucket) <= 1.05
     assert all(report["states"] == {"cluster": "closed"} for report in reports if report["states"])
     assert wait_until_gone(10)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_of_one_data_parallel_index_get_the_same_batches_by_one_fetch(
+    bucket: BucketProcess, train: Train, tmp_path: Path, workers: int
+) -> None:
+    training = train(
+        "memory:?limit=200MB&linger=4", ranks=4, meeting=str(tmp_path / "meeting"), workers=workers, epochs=2
+    )
+    first, first_twin, second, second_twin = (report["epochs"] for report in training.reports())
+    assert (first, second) == (first_twin, second_twin)
+    for one, other in zip(first, second, strict=True):
+        assert sorted(one + other) == list(range(SAMPLES))
+    assert 1.0 <= share_read(bucket) <= 1.05
 
 
 def test_a_second_training_finds_what_the_first_one_has_read(bucket: BucketProcess, train: Train) -> None:
@@ -222,7 +237,7 @@ def test_the_process_ends_when_it_is_asked_to(folder: Path) -> None:
 
 def test_the_page_s_example_runs() -> None:
     page = (TESTS.parent / "docs" / "cluster.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    block = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]  # the other one needs ranks
     code = block.replace("s3://bucket/train", URL).replace("64GB", "1GB&linger=1").replace("range(90)", "range(2)")
     code = code.replace('"image"', '"x"').replace('"label"', '"id"')
     seen: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import struct
 import sys
@@ -27,12 +28,16 @@ class _Texts(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def train(*, cluster: str, workers: int = 0, seconds: float = 0.0, epochs: int = 3, **settings: Any) -> dict[str, Any]:
-    """Train, and return the numbers of the samples by epoch, the longest wait behind a first batch, and warnings."""
+def train(
+    *, cluster: str, workers: int = 0, seconds: float = 0.0, epochs: int = 3, meeting: str = "", **settings: Any
+) -> dict[str, Any]:
+    """Train, in a mesh of two by two ranks if they have a file to meet; return what was seen by epoch, and more."""
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
 
     from stoker_torch import Loader, StreamDataset
 
+    if meeting:
+        settings["mesh"] = _meet(meeting)["dp"]
     texts = _Texts()
     logging.getLogger("stoker.cluster").addHandler(texts)
     settings = {"batch_size": 32, "seed": 1, "memory": "64MB", "cluster": cluster, **settings}
@@ -58,6 +63,17 @@ def train(*, cluster: str, workers: int = 0, seconds: float = 0.0, epochs: int =
         report["states"] = loader.stats().tier_states
         loader.close()
     return report
+
+
+def _meet(meeting: str) -> Any:
+    """Return the device mesh of four ranks."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
 if __name__ == "__main__":

@@ -115,9 +115,10 @@ def _start(base: Path, text: str) -> None:
         ConfigError: it cannot start.
     """
     log = base.with_suffix(".log")
-    with log.open("wb") as output:
+    with log.open("ab") as output:  # a running process may write to it, too
+        begin = output.tell()
         done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "stoker._cluster.node", str(base), text],
+            [sys.executable, "-P", "-m", "stoker._cluster.node", str(base), text],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -127,7 +128,8 @@ def _start(base: Path, text: str) -> None:
             timeout=_START_SECONDS,
         )
     if done.returncode:
-        raise ConfigError(f"cluster={text!r}: {log.read_text(errors='replace').strip()[-500:]}")
+        reason = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
+        raise ConfigError(f"cluster={text!r}: {reason[-500:]}")
 
 
 def _try_lock(file: Path) -> int | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stoker.errors import ConfigError, RankMismatchError, StateError
 from stoker_torch import Loader, LoaderConfig, StreamConfig, StreamDataset, WorkerOptions
@@ -154,7 +157,7 @@ class FakeDistributed:
         self.tensors: dict[int, torch.Tensor] = {}
         self.barrier = threading.Barrier(world_size, timeout=30)
 
-    def all_gather(self, into: list[torch.Tensor], mine: torch.Tensor) -> None:
+    def all_gather(self, into: list[torch.Tensor], mine: torch.Tensor, group: None) -> None:
         self.tensors[self.ranks.own] = mine
         self.barrier.wait()
         for rank, target in enumerate(into):
@@ -163,8 +166,8 @@ class FakeDistributed:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(distributed, "get_rank", lambda: self.ranks.own)
-        monkeypatch.setattr(distributed, "get_world_size", lambda: self.world_size)
-        monkeypatch.setattr(distributed, "get_backend", lambda: "gloo")
+        monkeypatch.setattr(distributed, "get_world_size", lambda group=None: self.world_size)
+        monkeypatch.setattr(distributed, "get_backend", lambda group: "gloo")
         monkeypatch.setattr(distributed, "all_gather", self.all_gather)
 
     def compare(self, settings: list[dict[str, object]]) -> list[str]:
@@ -184,6 +187,37 @@ class FakeDistributed:
         for thread in threads:
             thread.join()
         return raised
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    distributed.destroy_process_group()
+
+
+def test_a_dimension_of_a_mesh_is_rank_and_world_size(mesh: DeviceMesh) -> None:
+    assert find_rank(None, None, mesh["dp"]) == (0, 1)
+    url = pack_numbers(20)
+    with Loader(url, batch_size=10, mesh=mesh["dp"], shuffle="none") as loader:
+        assert next(iter(loader))["x"].tolist() == list(range(10))
+    dataset = StreamDataset(url, batch_size=10, mesh=mesh["dp"], shuffle="none")
+    assert pickle.dumps(dataset)  # as for a spawned worker
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0, "world_size": 1}, r"give mesh=, or rank= and world_size=, not both"),
+        ({"mesh": "dp"}, "mesh must be a torch.distributed.device_mesh.DeviceMesh, not 'dp'"),
+        ({"mesh": None}, r"this one has 2 \(dp, tp\): give mesh=device_mesh\['dp'\]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_mesh_is_refused(mesh: DeviceMesh, settings: dict[str, Any], message: str) -> None:
+    given = {"mesh": mesh["dp"], **settings}
+    with pytest.raises(ConfigError, match=message):
+        Loader(pack_numbers(20), batch_size=10, **{**given, "mesh": mesh if given["mesh"] is None else given["mesh"]})
 
 
 def test_ranks_that_agree_continue_and_the_others_learn_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
