@@ -59,10 +59,12 @@ async def arrived(running: node.Node, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.fixture(params=["mapped", "sent", "disk"])
+@pytest.fixture(params=["mapped", "refused", "not sealed", "disk"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A setting; objects come from mapped memory, over the socket, or from a mapped file."""
-    if request.param == "sent":
+    if request.param == "not sealed":
+        monkeypatch.setattr(Arena, "readable", None)
+    if request.param == "refused":
 
         def refuse(descriptor: int, size_bytes: int) -> memoryview:
             raise OSError("no mappings here")

@@ -49,6 +49,24 @@ class Warm:
         pass
 
 
+class SingleFlight(Warm):
+    """A tier that waits for other clients; counts what it is asked without and with the intention to fetch."""
+
+    name = "cluster"
+
+    def __init__(self, *answers: Callable[[memoryview], Awaitable[bool]]) -> None:
+        super().__init__(*answers)
+        self.peeks: list[str] = []
+        self.declined: list[str] = []
+
+    async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
+        self.peeks.append(ref.key)
+        return False
+
+    def decline(self, ref: ObjectRef) -> None:
+        self.declined.append(ref.key)
+
+
 def after(
     wait_seconds: float, answer: bool | Exception = True, body: bytes = BODY
 ) -> Callable[[memoryview], Awaitable[bool]]:
@@ -363,5 +381,54 @@ def test_a_tier_is_notified_of_wrong_bytes() -> None:
         assert await place.fetch() == BODY
         assert len(tier.rejected) == 1
         assert place.fetcher.stats.checksum_failures == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("wait_seconds", "requests"), [(0.9, 0), (1.5, 1)])
+def test_a_fetch_of_another_client_is_waited_for_a_second(wait_seconds: float, requests: int) -> None:
+    async def main() -> None:
+        place = bench(SingleFlight(after(wait_seconds)))
+        assert await place.fetch() == BODY
+        assert seconds() <= 1.1
+        assert place.requests == requests
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_an_object_that_this_client_cannot_fetch_is_declined() -> None:
+    async def main() -> None:
+        tier = SingleFlight(after(0.001, answer=False))
+        place = bench(tier, *["error"] * 20, config=FetchConfig(attempts=2))
+        await place.fails(FetchError)
+        assert tier.declined == [place.ref.key]
+        assert tier.peeks == [place.ref.key]  # after the failure, in case that another one has it
+        assert tier.offered == []
+
+    run_virtual(main())
+
+
+def test_a_cancelled_fetch_is_declined() -> None:
+    async def main() -> None:
+        tier = SingleFlight(after(0.001, answer=False))
+        place = bench(tier, "stall")
+        fetching = asyncio.create_task(place.fetch())
+        await asyncio.sleep(0.05)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert tier.declined == [place.ref.key]
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_a_reader_of_parts_of_an_object_peeks() -> None:
+    async def main() -> None:
+        tier = SingleFlight(after(0.001))
+        place = bench(tier)
+        assert not await place.fetcher.tiers.read(place.ref, memoryview(bytearray(len(BODY))))
+        assert (tier.peeks, tier.reads, tier.declined) == ([place.ref.key], 0, [])
 
     run_virtual(main())
