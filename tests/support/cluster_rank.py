@@ -15,6 +15,7 @@ from typing import Any
 from stoker import FetchConfig
 from stoker._cluster.launch import connect
 from stoker._cluster.spec import ClusterSpec
+from stoker._fetch import tier_chain
 
 URL = "s3://cluster/train"
 
@@ -29,13 +30,21 @@ class _Texts(logging.Handler):
 
 
 def train(
-    *, cluster: str, workers: int = 0, seconds: float = 0.0, epochs: int = 3, meeting: str = "", **settings: Any
+    *,
+    cluster: str,
+    workers: int = 0,
+    seconds: float = 0.0,
+    epochs: int = 3,
+    meeting: str = "",
+    patience_seconds: float = tier_chain.SINGLE_FLIGHT_SECONDS,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train, in a mesh of two by two ranks if they have a file to meet; return what was seen by epoch, and more."""
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
 
     from stoker_torch import Loader, StreamDataset
 
+    tier_chain.SINGLE_FLIGHT_SECONDS = patience_seconds
     if meeting:
         settings["mesh"] = _meet(meeting)["dp"]
     texts = _Texts()
