@@ -36,7 +36,7 @@ TIMES = 16  # that it is sampled
 LIMITS = {"memory_bytes": BATCH_BYTES // 2, "objects": 0.5}
 """Maximum growth per epoch."""
 OBJECTS_APART = 160
-"""Maximum difference in objects between two samples without a leak; 160 were seen on a busy machine, 45 on a quiet one."""
+"""Maximum difference in objects between two samples without a leak; 160 on a busy machine, 45 on a quiet one."""
 URL = "s3://stoker/train"
 
 
