@@ -167,6 +167,8 @@ class Loader(Closeable):
         begun_seconds = time.perf_counter()
         self.config, self._budget = config, Budget.of(config.budget)
         self.rank, self.world_size = find_rank(config.rank, config.world_size, config.mesh)
+        # Ranks that differ in other dimensions of a mesh are processes of their own.
+        self._process, self._processes = find_rank(None, None) if config.mesh else (self.rank, self.world_size)
         self.url = url_of(config.url)
         pins_memory = config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
@@ -192,7 +194,7 @@ class Loader(Closeable):
         elif resources.staging is not None:
             resources.arrays = resources.staging.buffers
         if self._budget.dollars is not None:
-            resources.cost_budget = CostBudget(parse_dollars(self._budget.dollars), self.world_size)
+            resources.cost_budget = CostBudget(parse_dollars(self._budget.dollars), self._processes)
         try:
             self._trace = self._create_trace()
             self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
@@ -289,9 +291,9 @@ class Loader(Closeable):
         if not isinstance(path, str | os.PathLike):
             return None
         file = Path(path)
-        if self.world_size > 1:
-            file = file.with_name(f"{file.stem}.rank{self.rank}{file.suffix}")
-        return ChromeTrace(file, name=f"stoker rank {self.rank} of {self.world_size}")
+        if self._processes > 1:
+            file = file.with_name(f"{file.stem}.rank{self._process}{file.suffix}")
+        return ChromeTrace(file, name=f"stoker rank {self._process} of {self._processes}")
 
     # Iteration.
 

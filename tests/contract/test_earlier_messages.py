@@ -43,15 +43,15 @@ def exchanged_numbers(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The numbers that this process, rank 1 of 2, exchanges with the others, one list per exchange."""
     found: list[list[int]] = []
 
-    def all_gather(into: list[torch.Tensor], mine: torch.Tensor) -> None:
+    def all_gather(into: list[torch.Tensor], mine: torch.Tensor, group: None) -> None:
         found.append(mine.tolist())
         for target in into:
             target.copy_(mine)
 
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(distributed, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr(distributed, "get_backend", lambda group: "gloo")
     monkeypatch.setattr(distributed, "all_gather", all_gather)
     return found
 

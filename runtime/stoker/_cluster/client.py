@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from functools import partial
 from itertools import count
@@ -21,8 +22,11 @@ _RETRY_SECONDS = 5.0
 """Time between two tries to reach a process that could not be reached."""
 _CLOSE_SECONDS = 1.0
 """Time for objects on their way to arrive when a loader is closed."""
-_UNSENT_BYTES = 256 << 20
-"""Bytes of objects on their way to the process, beyond which no more are given to it."""
+_UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
+"""Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
+are given to it."""
+_SILENT_SECONDS = 0.5
+"""Time after which a process that has not answered is not responsive."""
 
 _log = logging.getLogger("stoker.cluster")
 
@@ -82,6 +86,11 @@ class ClusterTier:
         """Give nothing for an object that could not be fetched: the next client that waits fetches it."""
         if (connection := self._links.get().present) is not None:
             connection.release(name_of(ref))
+
+    def is_responsive(self) -> bool:
+        """Return whether the process has answered its requests, also those that wait for another client."""
+        connection = self._links.get().present
+        return connection is not None and connection.is_responsive()
 
     def reject(self, ref: ObjectRef) -> None:
         """Have the process forget an object whose bytes were wrong."""
@@ -158,6 +167,7 @@ class _Connection(FrameProtocol):
         super().__init__()
         self._arena, self._numbers = arena, count(1)
         self._reads: dict[int, tuple[memoryview, asyncio.Future[bool]]] = {}
+        self._unanswered: dict[int, float] = {}
         self._leases: set[str] = set()
         self._copies: dict[str, bytes] = {}
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -170,9 +180,13 @@ class _Connection(FrameProtocol):
         request = next(self._numbers)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._reads[request] = into, answer
+        self._unanswered[request] = asyncio.get_running_loop().time()
         self.send(Frame(kind, request, name))
         try:
             return await answer
+        except asyncio.CancelledError:
+            self.release(name)
+            raise
         finally:
             if self._reads.pop(request, None) is not None:  # cancelled: a lease that comes now is given back
                 self.skip_body(request)
@@ -182,13 +196,13 @@ class _Connection(FrameProtocol):
         """Give an object for which this client has a lease; else ask for one first."""
         if self.is_lost or self.transport is None:
             return
-        unsent_bytes = self.transport.get_write_buffer_size() + sum(map(len, self._copies.values()))
-        if unsent_bytes + len(data) > _UNSENT_BYTES:
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes and unsent_bytes + len(data) > _UNSENT_BYTES:
             self.release(name)
         elif name in self._leases:
             self._leases.discard(name)
             self.send(Frame(Kind.GIVE, 0, name), bytes(data))
-        elif name not in self._copies:
+        elif name not in self._copies and len(self._copies) < _MAX_COPIES:
             self._copies[name] = bytes(data)
             self.send(Frame(Kind.ASK, next(self._numbers), name))
 
@@ -199,12 +213,15 @@ class _Connection(FrameProtocol):
             self.send(Frame(Kind.RELEASE, 0, name))
 
     def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
+        self._unanswered.pop(frame.request, None)
+        if frame.kind is Kind.WAIT:
+            return 0, None
         into, answer = self._reads.get(frame.request, (None, None))
         copy = self._copies.pop(frame.name, None) if answer is None else None
         if frame.kind is Kind.LEASE:
             if copy is not None:
                 self.send(Frame(Kind.GIVE, 0, frame.name), copy)
-            elif answer is None:  # nobody waits for it any more
+            elif answer is None or answer.done():  # nobody waits for it any more
                 self.send(Frame(Kind.RELEASE, 0, frame.name))
             else:
                 self._leases.add(frame.name)
@@ -226,15 +243,22 @@ class _Connection(FrameProtocol):
         if answer is not None and not answer.done():
             answer.set_result(is_hit)
 
+    def is_responsive(self) -> bool:
+        """Return whether the process has answered the requests that it has had time for."""
+        oldest = min(self._unanswered.values(), default=math.inf)
+        return not self.is_lost and asyncio.get_running_loop().time() - oldest < _SILENT_SECONDS
+
     async def close(self) -> None:
         """End the connection, once what was given is sent."""
         if self.transport is not None and not self.is_lost:
-            self.transport.close()
+            self.transport.write_eof()  # also where a forked process has the socket, too
             await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
         self.abort()
 
     def lost(self) -> None:
         self.is_lost = True
+        self._copies.clear()
+        self._leases.clear()
         self._ended.set_result(None)
         reads, self._reads = self._reads, {}
         for _, answer in reads.values():

@@ -37,6 +37,8 @@ class Kind(enum.IntEnum):
     """The number is the offset in the arena; a body follows if the client has not mapped it."""
     LEASE = 17
     FULL = 18
+    WAIT = 19
+    """Another client fetches the object; the answer follows."""
 
 
 class Frame(NamedTuple):

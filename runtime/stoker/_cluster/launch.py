@@ -75,14 +75,16 @@ def connect(spec: ClusterSpec, text: str, cancelled: threading.Event) -> NodeLin
                 link.connection.close()
             if cancelled.is_set() or time.monotonic() >= until:
                 raise ConnectionLostError(f"the cache process of cluster={text!r} does not answer at {base}.sock")
-            if starter is None:
-                starter = _try_lock(base.with_suffix(".start"))
-            if starter is None:  # another loader starts it
-                time.sleep(_POLL_SECONDS)
+            if starter is not None:
+                _start(base, text, until, cancelled)
             else:
-                _start(base, text)
+                starter = _try_lock(base.with_suffix(".start"))
+                if starter is None:  # another loader starts it
+                    time.sleep(_POLL_SECONDS)
+                # Else it may have started since the greeting: greet again before a start.
     finally:
         if starter is not None:
+            fcntl.flock(starter, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor, too
             os.close(starter)
 
 
@@ -108,26 +110,31 @@ def _greet(path: Path) -> NodeLink:
     return NodeLink(connection, arena)
 
 
-def _start(base: Path, text: str) -> None:
+def _start(base: Path, text: str, until: float, cancelled: threading.Event) -> None:
     """Start a process; return when it listens, or when there is one already.
 
     Raises:
         ConfigError: it cannot start.
+        ConnectionLostError: it did not within the time, or the call was cancelled.
     """
     log = base.with_suffix(".log")
     with log.open("ab") as output:  # a running process may write to it, too
         begin = output.tell()
-        done = subprocess.run(  # noqa: S603 - our own module
+        process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-P", "-m", "stoker._cluster.node", str(base), text],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd="/",
-            check=False,
             start_new_session=True,
-            timeout=_START_SECONDS,
         )
-    if done.returncode:
+    with process:
+        while process.poll() is None:
+            if cancelled.is_set() or time.monotonic() >= until:
+                process.kill()
+                raise ConnectionLostError(f"the cache process of cluster={text!r} did not start in time")
+            time.sleep(_POLL_SECONDS)
+    if process.returncode:
         reason = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
         raise ConfigError(f"cluster={text!r}: {reason[-500:]}")
 

@@ -32,6 +32,7 @@ LEASE_SECONDS = 30.0
 _LOCK_SECONDS = 5.0
 """Time to wait for a process that is about to end."""
 _HELLO_SECONDS = 2.0
+_RETRY_SECONDS = 0.5
 _FIRST_SECONDS = 10.0
 """Minimum time to wait for the first client, which has started the process."""
 _KINDS = {Decision.HIT: Kind.HIT, Decision.LEASE: Kind.LEASE, Decision.FULL: Kind.FULL}
@@ -124,7 +125,10 @@ class NodeConnection(FrameProtocol):
                 self._has_mapped = bool(frame.number)
             case Kind.ASK:
                 self._asked[frame.request] = name
-                self._node.answer([catalog.ask(self, frame.request, name)])
+                reply = catalog.ask(self, frame.request, name)
+                self._node.answer([reply])
+                if reply is None:
+                    self.send(Frame(Kind.WAIT, frame.request, name))
             case Kind.PEEK:
                 self._asked[frame.request] = name
                 self._node.answer([catalog.peek(self, frame.request, name)])
@@ -192,7 +196,12 @@ async def _accept(listener: socket.socket, node: Node, size_bytes: int) -> None:
     loop, shared = asyncio.get_running_loop(), node.arena.readable
     hello, descriptors = HELLO + HELLO_SIZE.pack(size_bytes), [] if shared is None else [shared]
     while True:
-        client, _ = await loop.sock_accept(listener)
+        try:
+            client, _ = await loop.sock_accept(listener)
+        except OSError as error:  # such as too many open files
+            _log.warning("no client can connect: %s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            continue
         try:
             client.settimeout(_HELLO_SECONDS)  # never waits: the buffer of a new socket is empty
             socket.send_fds(client, [hello], descriptors)
@@ -215,14 +224,26 @@ def _lock(file: Path) -> int | None:
                 os.close(descriptor)
                 return None
             time.sleep(0.02)
-        else:
+            continue
+        if _is_at(descriptor, file):
             return descriptor
+        os.close(descriptor)  # the file was removed meanwhile
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Return whether a descriptor is of the file that is at a path now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def main(arguments: list[str]) -> int:
     """Run the process; ``arguments`` are the path of its files without the ending, and the setting."""
     base, spec = Path(arguments[0]), ClusterSpec.parse(arguments[1])
-    if _lock(base.with_suffix(".lock")) is None:
+    lock = _lock(base.with_suffix(".lock"))
+    if lock is None:
         return 0  # there is one
     path = base.with_suffix(".sock")
     try:
@@ -244,7 +265,8 @@ def main(arguments: list[str]) -> int:
     try:
         asyncio.run(serve(listener, arena, spec))
     finally:
-        path.unlink(missing_ok=True)
+        if _is_at(lock, base.with_suffix(".lock")):  # else the socket is another process's
+            path.unlink(missing_ok=True)
         listener.close()
     return 0
 

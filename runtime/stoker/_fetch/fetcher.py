@@ -19,7 +19,7 @@ from stoker._fetch.batch_fetch import BatchFetch, ObjectPart, split_batches
 from stoker._fetch.concurrency import LinkUse
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
-from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
+from stoker._fetch.range_reader import ObjectFetch, RangeChecks, RangePart, RangeReader
 from stoker._fetch.tier_chain import TierChain
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
@@ -132,8 +132,9 @@ class Fetcher:
         The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
         ranges. Cancellation and errors wait until no transport writes to the slot, and free it. A fetch takes at most
         ``deadline_seconds`` plus the time of its bytes at ``min_bytes_per_second``, not counting the wait before its
-        first request. A tier adds at most 0.1 s, or the store's usual time if the tier is known to be slower; if the
-        store then fails, each tier gets up to ``attempt_seconds``.
+        first request. A tier adds at most 0.1 s, or the store's usual time if the tier is known to be slower, and one
+        that may wait for another client's fetch a second; if the store then fails, each tier gets up to
+        ``attempt_seconds``.
 
         Raises:
             FetchError: the object was not fetched by the deadline or the last attempt.
@@ -162,9 +163,7 @@ class Fetcher:
 
         def from_store(into: memoryview) -> Awaitable[None]:
             checksums = _RangeChecksums(ref, self._checksum)
-            return self.fetch_ranges(
-                ref, parts, into=into, verify=checksums.verify, urgent=urgent, on_range=checksums.add
-            )
+            return self.fetch_ranges(ref, parts, into=into, verify=checksums.verify, urgent=urgent, checks=checksums)
 
         return self.tiers.fetch(ref, into, from_store) if self.tiers else from_store(into)
 
@@ -176,11 +175,11 @@ class Fetcher:
         into: memoryview,
         verify: Callable[[memoryview], None],
         urgent: bool = False,
-        on_range: Callable[[RangePart, memoryview], None] | None = None,
+        checks: RangeChecks | None = None,
     ) -> None:
         """Read parts of an object into the caller's memory, for example that of a slot.
 
-        ``on_range`` is called with each part that was read, and its bytes. Once all parts are read, ``verify(into)`` is
+        ``checks`` gets the checksum of each part that was read. Once all parts are read, ``verify(into)`` is
         called, which raises ChecksumError if they are wrong. When the call ends, even by an error or cancellation, no
         transport writes to the memory.
 
@@ -197,7 +196,7 @@ class Fetcher:
             urgent=urgent,
             tag=(ref.tag or None) if self._use_tags else None,
             size_bytes=sum(part.size_bytes for part in parts),
-            on_range=on_range,
+            checks=checks,
         )
         sent_tag = fetch.tag
         try:
@@ -364,9 +363,13 @@ class _RangeChecksums:
         self._ref, self._checksum = ref, checksum
         self._by_start: dict[int, tuple[int, int]] = {}
 
-    def add(self, part: RangePart, data: memoryview) -> None:
-        """Compute the checksum of a range."""
-        self._by_start[part.start] = self._checksum(data), part.size_bytes
+    def compute(self, data: memoryview) -> int:
+        """Return the checksum of bytes; callable from any thread."""
+        return self._checksum(data)
+
+    def record(self, part: RangePart, checksum: int) -> None:
+        """Record the checksum of a range."""
+        self._by_start[part.start] = checksum, part.size_bytes
 
     def verify(self, _: memoryview) -> None:
         """Raise ChecksumError unless the ranges, which must be the whole object, have its checksum."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
@@ -67,6 +67,18 @@ class RangePart:
         return self.end - self.start
 
 
+class RangeChecks(Protocol):
+    """The checksums of an object's ranges."""
+
+    def compute(self, data: memoryview) -> int:
+        """Return the checksum of bytes; callable from any thread."""
+        ...
+
+    def record(self, part: RangePart, checksum: int) -> None:
+        """Record the checksum of a range."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class ObjectFetch:
     """State of one object's fetch, shared by all its requests.
@@ -80,7 +92,7 @@ class ObjectFetch:
         urgent: whether its requests go before others.
         tag: precondition of its requests; None for none.
         size_bytes: number of bytes to read in total.
-        on_range: called with each range that was read, and its bytes; None for no call.
+        checks: gets the checksum of each range that was read; None for none.
         deadline: deadline of the fetch, which starts when the first request for a range may be sent, and again with the
             next range.
         begun: start of each range for which requests may be sent or were sent.
@@ -98,7 +110,7 @@ class ObjectFetch:
     urgent: bool
     tag: str | None
     size_bytes: int
-    on_range: Callable[[RangePart, memoryview], None] | None = None
+    checks: RangeChecks | None = None
     deadline: SuspensionAwareDeadline = field(default_factory=SuspensionAwareDeadline)
     begun: set[int] = field(default_factory=set)
     requests: int = 0
@@ -193,13 +205,12 @@ class RangeReader:
                     self._rate.charge(part.size_bytes)
             finally:
                 self._limiter.release()
-        if fetch.on_range is not None:
-            call = partial(fetch.on_range, part, fetch.into[part.offset : part.offset + part.size_bytes])
+        if fetch.checks is not None:
+            compute = partial(fetch.checks.compute, fetch.into[part.offset : part.offset + part.size_bytes])
             with start_activity(fetch.ref.key, Phase.VERIFY):
-                if part.size_bytes >= self._thread_bytes:
-                    await compute_in_thread(call)
-                else:
-                    call()
+                is_large = part.size_bytes >= self._thread_bytes
+                # Recorded here, not in the thread: that of a cancelled read may still run beside the next read.
+                fetch.checks.record(part, await compute_in_thread(compute) if is_large else compute())
 
     def _start_deadline(self, fetch: ObjectFetch, part: RangePart) -> None:
         """Start the deadline of a fetch, and again with each range: large objects have more of them than permits."""

@@ -44,6 +44,10 @@ class SingleFlightTier(Tier, Protocol):
         """Let another client fetch an object that this one lacked and could not fetch. Must not block."""
         ...
 
+    def is_responsive(self) -> bool:
+        """Return whether it has answered its requests, also those that wait for another client."""
+        ...
+
 
 class _TierOutcome(enum.StrEnum):
     """Outcome of a read from a tier, as in traces; a late read was cancelled (LATE), or lost to the store (BEATEN)."""
@@ -139,17 +143,25 @@ class TierChain:
         Raises:
             StokerError: the store failed, and no tier has the object.
         """
-        answer = await self._read_in_turn(ref, into, store)
-        if answer is _TierOutcome.DELIVERED:
-            return
-        if answer is not _TierOutcome.BEATEN:
-            try:
-                await store(into)
-            except BaseException as error:
-                self._decline(ref)
-                if not isinstance(error, StokerError) or not await self._read_from_any(ref, into):
-                    raise
+        try:
+            answer = await self._read_in_turn(ref, into, store)
+            if answer is _TierOutcome.DELIVERED:
+                return
+            if answer is not _TierOutcome.BEATEN:
+                await self._read_store(ref, into, store)
+        except BaseException:
+            self._decline(ref)
+            raise
         self._offer(ref, into, len(self._tiers))
+
+    async def _read_store(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
+        """Fill ``into`` from the store, or from any tier if the store fails."""
+        try:
+            await store(into)
+        except StokerError:
+            self._decline(ref)
+            if not await self._read_from_any(ref, into):
+                raise
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` with an object, verified, from the nearest tier that has it; return whether one had it.
@@ -200,6 +212,12 @@ class TierChain:
             except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
                 self._log_fault(self._state(number, ref), "offering", ref, error)
 
+    @staticmethod
+    def _waits_for_others(member: _TierState, answer: _TierOutcome) -> bool:
+        """Return whether a late read was late because another client's fetch is."""
+        is_late = answer in (_TierOutcome.LATE, _TierOutcome.BEATEN)
+        return is_late and isinstance(member.tier, SingleFlightTier) and member.tier.is_responsive()
+
     def _decline(self, ref: ObjectRef) -> None:
         for tier in self._tiers:
             if isinstance(tier, SingleFlightTier):
@@ -217,8 +235,10 @@ class TierChain:
         member.in_flight += 1
         try:
             answer = await self._read_with_hedge(member, ref, into, store)
-            if answer is not _TierOutcome.MISSING:
-                outcome = ReadOutcome.DELIVERED if answer is _TierOutcome.DELIVERED else ReadOutcome.FAILED
+            if answer is _TierOutcome.DELIVERED:
+                outcome = ReadOutcome.DELIVERED
+            elif answer is not _TierOutcome.MISSING and not self._waits_for_others(member, answer):
+                outcome = ReadOutcome.FAILED
         except StokerError:
             outcome = ReadOutcome.FAILED
             raise

@@ -146,6 +146,53 @@ def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkey
     run(check)
 
 
+def test_a_read_that_waits_for_another_client_is_answered_and_a_silent_process_is_known() -> None:
+    async def check(running: node.Node) -> None:
+        ref, _body = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        waiting = asyncio.create_task(read(second, ref))
+        await asyncio.sleep(0.6)
+        assert second.is_responsive()
+        for client in running.clients:
+            client.transport.pause_reading()  # type: ignore[union-attr]  # they are connected
+        silent = asyncio.create_task(read(second, object_of(2)[0]))
+        await asyncio.sleep(0.6)
+        assert not second.is_responsive()
+        assert first.is_responsive()
+        for task in (waiting, silent):
+            task.cancel()
+        await asyncio.wait([waiting, silent])
+        for client in running.clients:
+            client.transport.resume_reading()  # type: ignore[union-attr]  # as above
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
+def test_a_lease_that_comes_together_with_a_cancellation_is_given_back() -> None:
+    async def check(_: node.Node) -> None:
+        ref, _body = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, object_of(2)[0]) is None  # connects
+        for delay in range(20):
+            reading = asyncio.create_task(read(first, ref))
+            for _turn in range(delay):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                first.decline(ref)
+            async with asyncio.timeout(5):  # far below the limit of a lease
+                assert await read(second, ref) is None
+            second.decline(ref)
+        await first.close()
+        await second.close()
+
+    run(check)
+
+
 def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_back(way: str) -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
@@ -358,7 +405,7 @@ def test_a_process_of_another_release_is_not_used(folder: Path, caplog: pytest.L
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "_START_SECONDS", 1.0)
-            patch.setattr(launch, "_start", lambda base, text: None)
+            patch.setattr(launch, "_start", lambda *_: None)
             asyncio.run(main())
     assert "objects are read from the bucket, without the cache of this machine" in caplog.text
 

@@ -58,6 +58,7 @@ class SingleFlight(Warm):
         super().__init__(*answers)
         self.peeks: list[str] = []
         self.declined: list[str] = []
+        self.responds = True
 
     async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
         self.peeks.append(ref.key)
@@ -65,6 +66,9 @@ class SingleFlight(Warm):
 
     def decline(self, ref: ObjectRef) -> None:
         self.declined.append(ref.key)
+
+    def is_responsive(self) -> bool:
+        return self.responds
 
 
 def after(
@@ -397,12 +401,25 @@ def test_a_fetch_of_another_client_is_waited_for_a_second(wait_seconds: float, r
     run_virtual(main())
 
 
+@pytest.mark.parametrize("responds", [True, False])
+def test_only_a_silent_tier_is_avoided_for_what_others_fetch_late(responds: bool) -> None:
+    async def main() -> None:
+        tier = SingleFlight(after(100.0))
+        tier.responds = responds
+        place = bench(tier)
+        for _ in range(4):
+            assert await place.fetch() == BODY
+        assert place.fetcher.tiers.states() == {"cluster": "closed" if responds else "open"}
+
+    run_virtual(main())
+
+
 def test_an_object_that_this_client_cannot_fetch_is_declined() -> None:
     async def main() -> None:
         tier = SingleFlight(after(0.001, answer=False))
         place = bench(tier, *["error"] * 20, config=FetchConfig(attempts=2))
         await place.fails(FetchError)
-        assert tier.declined == [place.ref.key]
+        assert set(tier.declined) == {place.ref.key}
         assert tier.peeks == [place.ref.key]  # after the failure, in case that another one has it
         assert tier.offered == []
 
