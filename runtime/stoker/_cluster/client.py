@@ -185,7 +185,8 @@ class _Connection(FrameProtocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            self.release(name)
+            if not answer.cancelled():  # it came together with the cancellation
+                self.release(name)
             raise
         finally:
             if self._reads.pop(request, None) is not None:  # cancelled: a lease that comes now is given back

@@ -214,6 +214,26 @@ def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_ba
     run(check, way)
 
 
+def test_a_cancelled_second_read_leaves_the_lease_of_the_first() -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        first, other = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        second = asyncio.create_task(read(first, ref))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        await asyncio.wait([second])
+        waiting = asyncio.create_task(read(other, ref))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        first.offer(ref, memoryview(body))
+        assert await waiting == body
+        await first.close()
+        await other.close()
+
+    run(check)
+
+
 def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> None:
     async def check(_: node.Node) -> None:
         ref, _body = object_of(1)
