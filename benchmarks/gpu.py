@@ -169,13 +169,15 @@ def _cpu_seconds() -> float:
 
 def _children_seconds() -> float:
     """Return the processor time of running child processes, such as the workers of a DataLoader."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    seconds = 0.0
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
-            seconds += (int(fields[11]) + int(fields[12])) / ticks
-    return seconds
+    tasks = Path("/proc/self/task").iterdir()
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    return sum(_stat_seconds(Path("/proc", child, "stat")) for child in children)
+
+
+def _stat_seconds(file: Path) -> float:
+    """Return the processor time of a process or thread."""
+    fields = file.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_rate(work: Workload, batches: Batches, epochs: int) -> Rate:
@@ -426,19 +428,15 @@ def receiving(work: Workload, rounds: int = 5) -> str:
                     for _ in loader:  # the first touch of the memory
                         pass
                     (thread,) = (each for each in threading.enumerate() if each.name == "stoker-loader")
-                    read, seconds = loader.stats().read_bytes, thread_seconds(thread)
+                    file = Path(f"/proc/self/task/{thread.native_id}/stat")
+                    read, seconds = loader.stats().read_bytes, _stat_seconds(file)
                     for _ in range(3):
                         for _ in loader:
                             pass
-                    seconds = thread_seconds(thread) - seconds
+                    seconds = _stat_seconds(file) - seconds
                     found[title].append(seconds / (loader.stats().read_bytes - read) * 1e9)
     rows = [[title, f"{median(each):.2f}"] for title, each in found.items()]
     return table(["the receiving thread", "CPU s/GB"], rows)
-
-
-def thread_seconds(thread: threading.Thread) -> float:
-    fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def main(*, is_quick: bool, ranks: int) -> None:

@@ -168,7 +168,7 @@ class Loader(Closeable):
         self.config, self._budget = config, Budget.of(config.budget)
         self.rank, self.world_size = find_rank(config.rank, config.world_size, config.mesh)
         # Ranks that differ in other dimensions of a mesh are processes of their own.
-        self._process, self._processes = find_rank(None, None) if config.mesh else (self.rank, self.world_size)
+        self._process, self._processes = (self.rank, self.world_size) if config.mesh is None else find_rank(None, None)
         self.url = url_of(config.url)
         pins_memory = config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None

@@ -16,7 +16,7 @@ import psutil
 
 from stoker._cluster import node
 from stoker._cluster.arena import Arena
-from stoker._cluster.launch import runtime_folder
+from stoker._cluster.files import runtime_folder
 from stoker._cluster.spec import ClusterSpec
 
 __all__ = ["node_processes", "own_runtime_folder", "running_node", "wait_until_gone"]

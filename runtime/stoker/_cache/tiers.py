@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig
 from stoker._base.fields import quote_value
@@ -24,6 +23,7 @@ from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.eviction import policy_factory, present_policy
 from stoker._cache.index import AccessForecast, CacheIndex, CacheTierStatistics, ManagedTier, name_of
+from stoker._cache.place import parse_place
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, prefault
 from stoker._order.sharding import Sharding
@@ -159,25 +159,16 @@ class CacheSpec(BoundedConfig):
             >>> CacheSpec.parse("memory:?limit=2GB&policy=lru").limit_bytes
             2000000000
         """
-        if not isinstance(text, str):
-            raise ConfigError(f"a cache must be a string, not {text!r:.80}; {_EXAMPLE}")
-        kind, _, rest = text.partition(":")
-        path, _, query = rest.partition("?")
-        if kind not in ("disk", "memory") or bool(path) != (kind == "disk") or "\0" in path:
-            raise ConfigError(f"{text!r:.200} is not a cache; {_EXAMPLE}")
         try:
-            given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-            settings = dict(given)
-            if "limit" not in settings or len(settings) < len(given) or not settings.keys() <= {"limit", "policy"}:
-                raise ConfigError("it must have limit= and may have policy=, each once")
-            limit = settings.pop("limit").replace(" ", "")
+            path, options = parse_place(text, ["policy"])
+            limit = options.pop("limit").replace(" ", "")
             return cls(
-                path=Path(path).expanduser().absolute() if path else None,
+                path=path,
                 limit_bytes=parse_bytes(limit.removeprefix(_NODE)),
-                is_per_node=bool(path) or limit.startswith(_NODE),
-                **settings,
+                is_per_node=path is not None or limit.startswith(_NODE),
+                **options,
             )
-        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home directory
+        except ValueError as error:
             raise ConfigError(f"cache {text!r:.200}: {error}; {_EXAMPLE}") from None
 
     @classmethod

@@ -256,7 +256,8 @@ class _Connection(FrameProtocol):
             await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
         self.abort()
 
-    def lost(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self.is_lost = True
         self._copies.clear()
         self._leases.clear()

@@ -98,9 +98,6 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def body_received(self, frame: Frame) -> None:
         """Process a body that has arrived."""
 
-    def lost(self) -> None:
-        """Process the end of the connection."""
-
     # Sending.
 
     def send(self, frame: Frame, body: bytes | memoryview = b"") -> None:
@@ -154,4 +151,3 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._body = self.transport = None
-        self.lost()

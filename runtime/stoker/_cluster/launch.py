@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker._cluster.arena import map_arena
+from stoker._cluster.files import runtime_folder, try_lock
 from stoker._cluster.frames import HELLO, HELLO_SIZE
 from stoker._cluster.spec import ClusterSpec
 from stoker.errors import ConfigError, ConnectionLostError
@@ -33,23 +33,6 @@ class NodeLink(NamedTuple):
 
     connection: socket.socket
     arena: memoryview | None
-
-
-def runtime_folder() -> Path:
-    """Return the folder of this user's sockets, which only the user can enter; it is created.
-
-    Raises:
-        ConfigError: another user owns or may enter it.
-    """
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"stoker-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
-        raise ConfigError(f"the folder for the cache process's socket: {error}; set XDG_RUNTIME_DIR") from None
-    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ConfigError(f"others may enter {folder}, the folder of the cache process's socket: remove it")
-    return folder
 
 
 def connect(spec: ClusterSpec, text: str, cancelled: threading.Event) -> NodeLink:
@@ -78,7 +61,7 @@ def connect(spec: ClusterSpec, text: str, cancelled: threading.Event) -> NodeLin
             if starter is not None:
                 _start(base, text, until, cancelled)
             else:
-                starter = _try_lock(base.with_suffix(".start"))
+                starter = try_lock(base.with_suffix(".start"))
                 if starter is None:  # another loader starts it
                     time.sleep(_POLL_SECONDS)
                 # Else it may have started since the greeting: greet again before a start.
@@ -137,13 +120,3 @@ def _start(base: Path, text: str, until: float, cancelled: threading.Event) -> N
     if process.returncode:
         reason = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
         raise ConfigError(f"cluster={text!r}: {reason[-500:]}")
-
-
-def _try_lock(file: Path) -> int | None:
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor

@@ -8,7 +8,6 @@ that there is one.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from stoker._base.task_group import end_tasks
 from stoker._cache.index import size_of
 from stoker._cluster.arena import Arena
 from stoker._cluster.catalog import Catalog, Decision, Reply
+from stoker._cluster.files import is_at, try_lock
 from stoker._cluster.frames import HELLO, HELLO_SIZE, Frame, FrameProtocol, Kind
 from stoker._cluster.spec import ClusterSpec
 from stoker.errors import ConfigError
@@ -35,7 +35,6 @@ _HELLO_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 _FIRST_SECONDS = 10.0
 """Minimum time to wait for the first client, which has started the process."""
-_KINDS = {Decision.HIT: Kind.HIT, Decision.LEASE: Kind.LEASE, Decision.FULL: Kind.FULL}
 
 _log = logging.getLogger("stoker.cluster.node")
 
@@ -59,12 +58,12 @@ class Node:
         self.had_clients = False
         self.idle_since: float | None = asyncio.get_running_loop().time()
 
-    def joined(self, client: NodeConnection) -> None:
+    def add_client(self, client: NodeConnection) -> None:
         """Add a client."""
         self.clients.add(client)
         self.had_clients, self.idle_since = True, None
 
-    def left(self, client: NodeConnection) -> None:
+    def remove_client(self, client: NodeConnection) -> None:
         """Remove a client, and give its leases to others."""
         self.clients.discard(client)
         self.answer(self.catalog.forget(client))
@@ -103,10 +102,11 @@ class NodeConnection(FrameProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._node.joined(self)
+        self._node.add_client(self)
 
-    def lost(self) -> None:
-        self._node.left(self)
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._node.remove_client(self)
 
     def reply(self, reply: Reply) -> None:
         """Send the answer to a request."""
@@ -116,7 +116,7 @@ class NodeConnection(FrameProtocol):
             self._node.watch_lease(self, name)
         elif reply.decision is Decision.HIT and not self._has_mapped:
             body = self._node.arena.memory[reply.offset : reply.offset + size_of(name)]
-        self.send(Frame(_KINDS[reply.decision], reply.request, name, reply.offset), body)
+        self.send(Frame(Kind[reply.decision.name], reply.request, name, reply.offset), body)
 
     def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
         catalog, name = self._node.catalog, frame.name
@@ -161,7 +161,7 @@ class NodeConnection(FrameProtocol):
 
 
 async def serve(
-    listener: socket.socket, arena: Arena, spec: ClusterSpec, started: Callable[[Node], object] = lambda _: None
+    listener: socket.socket, arena: Arena, spec: ClusterSpec, on_start: Callable[[Node], object] = lambda _: None
 ) -> None:
     """Answer clients until there was none for the time of the spec, or the process is asked to end.
 
@@ -169,10 +169,10 @@ async def serve(
         listener: socket that listens.
         arena: memory of the objects.
         spec: limit, and time without a client.
-        started: called with the node.
+        on_start: called with the node.
     """
     loop, node = asyncio.get_running_loop(), Node(arena, spec.limit_bytes)
-    started(node)
+    on_start(node)
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     accepting = loop.create_task(_accept(listener, node, spec.limit_bytes))
@@ -212,37 +212,18 @@ async def _accept(listener: socket.socket, node: Node, size_bytes: int) -> None:
             client.close()
 
 
-def _lock(file: Path) -> int | None:
+def _wait_for_lock(file: Path) -> int | None:
     """Return a descriptor with the lock on a file; None if another process keeps it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(descriptor)
-                return None
-            time.sleep(0.02)
-            continue
-        if _is_at(descriptor, file):
-            return descriptor
-        os.close(descriptor)  # the file was removed meanwhile
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _is_at(descriptor: int, file: Path) -> bool:
-    """Return whether a descriptor is of the file that is at a path now."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
-    except FileNotFoundError:
-        return False
+    while (lock := try_lock(file)) is None and time.monotonic() < until:
+        time.sleep(0.02)
+    return lock
 
 
 def main(arguments: list[str]) -> int:
     """Run the process; ``arguments`` are the path of its files without the ending, and the setting."""
     base, spec = Path(arguments[0]), ClusterSpec.parse(arguments[1])
-    lock = _lock(base.with_suffix(".lock"))
+    lock = _wait_for_lock(base.with_suffix(".lock"))
     if lock is None:
         return 0  # there is one
     path = base.with_suffix(".sock")
@@ -265,7 +246,7 @@ def main(arguments: list[str]) -> int:
     try:
         asyncio.run(serve(listener, arena, spec))
     finally:
-        if _is_at(lock, base.with_suffix(".lock")):  # else the socket is another process's
+        if is_at(lock, base.with_suffix(".lock")):  # else the socket is another process's
             path.unlink(missing_ok=True)
         listener.close()
     return 0

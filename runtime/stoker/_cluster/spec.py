@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import parse_qsl
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._base.sizes import parse_bytes
+from stoker._cache.place import parse_place
 from stoker.errors import ConfigError
 
 _EXAMPLE = "write for example memory:?limit=64GB or disk:/mnt/nvme?limit=1TB"
@@ -42,24 +42,15 @@ class ClusterSpec(BoundedConfig):
             >>> ClusterSpec.parse("memory:?limit=64GB&linger=10").linger_seconds
             10.0
         """
-        if not isinstance(text, str):
-            raise ConfigError(f"cluster must be a string, not {text!r:.80}; {_EXAMPLE}")
-        kind, _, rest = text.partition(":")
-        path, _, query = rest.partition("?")
-        if kind not in ("disk", "memory") or bool(path) != (kind == "disk") or "\0" in path:
-            raise ConfigError(f"cluster={text!r:.200} is neither memory nor a disk; {_EXAMPLE}")
         try:
-            given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-            settings = dict(given)
-            if "limit" not in settings or len(settings) < len(given) or settings.keys() - {"limit", "linger", "name"}:
-                raise ConfigError("it must have limit=, and may have linger= and name=, each once")
+            path, options = parse_place(text, ["linger", "name"])
             return cls(
-                path=Path(path).expanduser().absolute() if path else None,
-                limit_bytes=parse_bytes(settings["limit"], "limit"),
-                linger_seconds=float(settings.get("linger", "60").removesuffix("s")),
-                name=settings.get("name", ""),
+                path=path,
+                limit_bytes=parse_bytes(options["limit"], "limit"),
+                linger_seconds=float(options.get("linger", "60").removesuffix("s")),
+                name=options.get("name", ""),
             )
-        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home directory
+        except ValueError as error:
             raise ConfigError(f"cluster={text!r:.200}: {error}; {_EXAMPLE}") from None
 
     @property

@@ -299,10 +299,10 @@ class TierChain:
 
         At least the store's time after the first byte: a disk that is slow because of many readers is not faulty.
         """
-        store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
-        least_seconds = max(LATE_SECONDS, store_bytes_seconds)
         if isinstance(member.tier, SingleFlightTier):
             return max(SINGLE_FLIGHT_SECONDS, self._hedges.late_seconds(size_bytes))
+        store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
+        least_seconds = max(LATE_SECONDS, store_bytes_seconds)
         expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
             return least_seconds

@@ -18,8 +18,8 @@ from stoker._base.checksum import crc32c
 from stoker._cluster import launch, node
 from stoker._cluster.arena import Arena, map_arena
 from stoker._cluster.client import ClusterTier
+from stoker._cluster.files import runtime_folder
 from stoker._cluster.frames import HELLO, HELLO_SIZE, Frame, Kind
-from stoker._cluster.launch import runtime_folder
 from stoker._cluster.spec import ClusterSpec
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError
