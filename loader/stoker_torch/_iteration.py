@@ -6,6 +6,7 @@ worker threads, they work a few batches ahead.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -108,6 +110,7 @@ class LoaderResources:
     manifest_hedges: int = 0
     _gather_thread: ThreadPool | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
+    _process_finalizer: Finalize | None = None
 
     @classmethod
     def open(cls, location: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
@@ -204,7 +207,7 @@ class LoaderResources:
             raise
 
     def register_finalizer(self, owner: object) -> None:
-        """Close everything when ``owner`` is garbage or the interpreter exits.
+        """Close everything when ``owner`` is garbage or the process ends, also a worker process of a DataLoader.
 
         Call it after each start of the thread, in the process where it runs: at exit the finalizer registered last runs
         first, and it needs the running thread.
@@ -212,6 +215,10 @@ class LoaderResources:
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
+        if multiprocessing.parent_process() is not None:  # if it was forked, it ends without what atexit has
+            if self._process_finalizer is not None:
+                self._process_finalizer.cancel()
+            self._process_finalizer = Finalize(None, self._finalizer, exitpriority=0)
 
     @property
     def gather_thread(self) -> ThreadPool | None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -27,6 +28,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 
 import stoker
 from stoker import Order, OrderConfig
+from stoker._cache.index import TierSet
 from stoker.errors import ConfigError, MemoryBudgetError, SampleError, StateError, StokerError
 from stoker_torch import Budget, RaggedColumn, StreamDataset, _shared_batches, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
@@ -410,6 +412,31 @@ def test_memory_is_the_ranks_and_an_error_names_the_figure_for_it(url: str, shuf
     needed = int(str(error).partition("give memory=")[2].split()[0])
     assert sorted(numbers(forked(dataset(url, memory=needed, **settings), 3))) == list(range(SAMPLES))
     assert isinstance(failure_of(forked(dataset(url, memory=needed - 3, **settings), 3)), MemoryBudgetError)
+
+
+def tell_of_closing(path: Path, _: int) -> None:
+    """Have this worker process touch a file when it closes its tiers."""
+
+    async def close(_: TierSet) -> None:
+        os.close(os.open(path, os.O_CREAT))
+
+    TierSet.close = close  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_a_worker_process_closes_its_tiers_before_it_ends(
+    url: str, tmp_path: Path, context: str, leaves_early: bool
+) -> None:
+    """What it has offered to a tier must arrive there."""
+    file = tmp_path / "closed"
+    loader = forked(dataset(url), 1, multiprocessing_context=context, worker_init_fn=partial(tell_of_closing, file))
+    batches: Any = iter(loader)
+    next(batches)
+    if not leaves_early:
+        list(batches)
+    batches._shutdown_workers()
+    assert file.exists()
 
 
 def test_a_data_set_that_was_changed_meanwhile_is_read_in_the_version_that_was_pinned(url: str, tmp_path: Path) -> None:

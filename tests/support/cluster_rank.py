@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ class _Texts(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
+        print(os.getpid(), record.getMessage(), file=sys.stderr, flush=True)  # of a worker process, too
 
 
 def train(
@@ -54,7 +56,9 @@ def train(
     delivered, longest = [], 0.0
     loader = StreamDataset(URL, **settings) if workers else Loader(URL, **settings)
     dataset: Any = loader
-    batches = DataLoader(dataset, batch_size=None, num_workers=workers) if workers else loader
+    batches: Any = loader
+    if workers:
+        batches = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_show_hang)
     for epoch in range(epochs):
         print(f"epoch {epoch}", flush=True)
         ids: list[int] = []
@@ -74,6 +78,13 @@ def train(
     return report
 
 
+def _show_hang(_: int = 0) -> None:
+    """Print where the threads of this process are if it does not end in time."""
+    timer = threading.Timer(100, faulthandler.dump_traceback)  # dump_traceback_later() blocks in a forked process
+    timer.daemon = True
+    timer.start()
+
+
 def _meet(meeting: str) -> Any:
     """Return the device mesh of four ranks."""
     from torch import distributed
@@ -86,6 +97,7 @@ def _meet(meeting: str) -> Any:
 
 
 if __name__ == "__main__":
+    _show_hang()
     arguments = json.loads(sys.argv[1])
     if "connect" in arguments:
         spec = ClusterSpec.parse(arguments["connect"])

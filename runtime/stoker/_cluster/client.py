@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, ConnectionLostError, StokerError
 _RETRY_SECONDS = 5.0
 """Time between two tries to reach a process that could not be reached."""
 _CLOSE_SECONDS = 1.0
-"""Time for objects on their way to arrive when a loader is closed."""
+"""Time in which a process that takes none of the objects on their way is not waited for when a loader is closed."""
 _UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
 """Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
 are given to it."""
@@ -250,10 +250,14 @@ class _Connection(FrameProtocol):
         return not self.is_lost and asyncio.get_running_loop().time() - oldest < _SILENT_SECONDS
 
     async def close(self) -> None:
-        """End the connection, once what was given is sent."""
-        if self.transport is not None and not self.is_lost:
-            self.transport.write_eof()  # also where a forked process has the socket, too
-            await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
+        """End the connection, once what was given has arrived."""
+        transport = self.transport
+        if transport is not None and not self.is_lost:
+            transport.write_eof()  # also where a forked process has the socket, too
+            before_bytes, unsent_bytes = math.inf, transport.get_write_buffer_size()
+            while not self._ended.done() and unsent_bytes < before_bytes:
+                await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
+                before_bytes, unsent_bytes = unsent_bytes, transport.get_write_buffer_size()
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

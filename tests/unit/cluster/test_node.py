@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker._base.checksum import crc32c
+from stoker._cluster import client as client_module
 from stoker._cluster import launch, node
 from stoker._cluster.arena import Arena, map_arena
 from stoker._cluster.client import ClusterTier
@@ -271,6 +272,33 @@ def test_what_was_given_before_a_client_is_closed_arrives() -> None:
         assert await read(first, ref) is None
         first.offer(ref, memoryview(body))
         await first.close()
+        assert await read(second, ref) == body
+        await second.close()
+
+    run(check)
+
+
+def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_CLOSE_SECONDS", 0.5)
+
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1, 9 * MIB)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read(first, ref) is None
+        (client,) = running.clients
+        transport = client.transport
+        assert transport is not None
+        transport.pause_reading()
+        first.offer(ref, memoryview(body))
+        closing, steps = asyncio.create_task(first.close()), 0
+        while not closing.done():
+            transport.resume_reading()
+            for _ in range(20):  # it takes a part
+                await asyncio.sleep(0)
+            transport.pause_reading()
+            await asyncio.sleep(0.2)
+            steps += 1
+        assert steps * 0.2 > 0.5
         assert await read(second, ref) == body
         await second.close()
 
