@@ -1,7 +1,8 @@
 """The cache process of a machine, ``cluster=``: `python -m benchmarks.cluster [--rounds 5]`.
 
 One loader of 150 KB samples (``uint8[224, 224, 3]``) from a bucket on loopback: epochs from the process's memory, from
-the loader's own memory (``cache="memory:"``), and from the bucket.
+the loader's own memory (``cache="memory:"``), and from the bucket; then the same with a ``full`` order, which does not
+fit in the loader's memory, and is read by ranges.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from stoker_torch import Loader
 
 URL, SAMPLES, SHAPE = "s3://cluster/images", 4_000, (224, 224, 3)
 LIMIT = "1GB"
+CLUSTER = {"cluster": f"memory:?limit={LIMIT}&name=benchmark&linger=5"}
 WAYS: dict[str, dict[str, Any]] = {
-    'process, `cluster="memory:"`': {"cluster": f"memory:?limit={LIMIT}&name=benchmark&linger=5"},
-    'loader, `cache="memory:"`': {"cache": f"memory:?limit={LIMIT}"},
-    "bucket on loopback": {},
+    'the process, `cluster="memory:"`': CLUSTER,
+    'the loader, `cache="memory:"`': {"cache": f"memory:?limit={LIMIT}"},
+    "a bucket on loopback": {},
+    "the process, `full`": {"shuffle": "full", **CLUSTER},
+    "a bucket on loopback, `full`": {"shuffle": "full"},
 }
 
 
@@ -70,7 +74,7 @@ def main(rounds: int) -> None:
     for title, each in found.items():
         rate, cpu = (median(values) for values in zip(*each, strict=True))
         rows.append([title, f"{rate:.2f}", f"{cpu:.2f}"])
-    print(table(["epochs from the memory of the", "GB/s", "CPU s/GB"], rows))
+    print(table(["epochs from", "GB/s", "CPU s/GB"], rows))
 
 
 if __name__ == "__main__":

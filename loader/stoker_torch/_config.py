@@ -87,8 +87,8 @@ class StreamConfig:
             super-samples or 256 units.
         unit: size of a unit, such as ``"1MiB"``, for shuffle ``"window"`` only: an epoch permutes units, which are runs
             of rows of super-samples with about this size, and reads each by ranges. A window then mixes many more
-            super-samples in the same memory, for more and smaller requests. Cannot be combined with ``cache``,
-            ``cluster`` and ``tier``, which keep whole super-samples. Default None: whole super-samples.
+            super-samples in the same memory, for more and smaller requests. Cannot be combined with ``cache`` and
+            ``tier``, which keep whole super-samples. Default None: whole super-samples.
         lanes: number of parts that the order is cut into; default the world size, for a ``StreamDataset`` the number
             of workers of all ranks. If it is a multiple of every world size that the run may have, no super-sample is
             read by two ranks.
@@ -258,10 +258,8 @@ class StreamConfig:
         """
         shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
         unit_bytes = None if self.unit is None else parse_bytes(self.unit, "unit")
-        if self.unit is not None and (self.cache or self.cluster or self.tier or self.warm):
-            raise ConfigError(
-                f"unit={self.unit!r} reads parts of super-samples; cache=, cluster= and tier= keep whole ones"
-            )
+        if self.unit is not None and (self.cache or self.tier or self.warm):
+            raise ConfigError(f"unit={self.unit!r} reads parts of super-samples; cache= and tier= keep whole ones")
         return OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes, unit_bytes=unit_bytes)
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:

@@ -130,7 +130,18 @@ def share_read(bucket: BucketProcess) -> float:
     return float(bucket.counts()["bytes_out"] / DATA_BYTES)
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle": "full", "memory": "256MB"}, {"workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"workers": 2},
+        {"shuffle": "full", "memory": "256MB"},
+        {"shuffle": "full", "memory": "24MB"},  # does not fit: read in groups of samples
+        {"shuffle": "full", "memory": "48MB", "workers": 2},
+        {"unit": "200KB", "window": 32},
+    ],
+    ids=str,
+)
 def test_ranks_read_the_bucket_once(bucket: BucketProcess, train: Train, settings: dict[str, Any]) -> None:
     training = train(CLUSTER, patience_seconds=20, **settings)
     reports = training.reports()

@@ -181,7 +181,7 @@ def test_a_proxy_is_run_asked_measured_and_stopped_from_a_terminal() -> None:
                 ran(cloud, *bench), ran(cloud, *bench), ran(cloud, *bench, tier_secret=OTHER_SECRET)
             )
             for code, out, err in (mine, others):
-                assert (code, json.loads(out)["read"], err) == (0, 4, "")
+                assert (code, json.loads(out)["read"], err) == (0, 4, ""), out
             assert (stranger_code, stranger_out, stranger_err.count("\n")) == (1, "", 1)
             assert "STOKER_TIER_SECRET" in stranger_err
             code, out, err = await ran(cloud, "status", proxy.url, "--json")

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
 
+from stoker._base.checksum import crc32c
 from stoker._cluster import node
 from stoker._cluster.arena import Arena
+from stoker._cluster.client import ClusterTier
 from stoker._cluster.files import runtime_folder
 from stoker._cluster.spec import ClusterSpec
+from stoker.abc import ObjectRef
 
-__all__ = ["node_processes", "own_runtime_folder", "running_node", "wait_until_gone"]
+__all__ = [
+    "check_with_node",
+    "node_processes",
+    "object_of",
+    "own_runtime_folder",
+    "read_object",
+    "running_node",
+    "wait_until_gone",
+]
 
 
 @contextmanager
@@ -80,3 +92,23 @@ async def running_node(text: str) -> AsyncIterator[node.Node]:
         listener.close()
         arena.close()
         path.unlink()
+
+
+def object_of(number: int, size_bytes: int = 300_000) -> tuple[ObjectRef, bytes]:
+    body = random.Random(number).randbytes(size_bytes)
+    return ObjectRef(key=f"data/{number}", size_bytes=size_bytes, crc32c=crc32c(body)), body
+
+
+def check_with_node(check: Callable[[node.Node], Awaitable[None]], text: str) -> None:
+    """Run a check with a cache process's server in the same event loop."""
+
+    async def main() -> None:
+        async with running_node(text) as running, asyncio.timeout(60):
+            await check(running)
+
+    asyncio.run(main())
+
+
+async def read_object(tier: ClusterTier, ref: ObjectRef) -> bytes | None:
+    into = memoryview(bytearray(ref.size_bytes))
+    return bytes(into) if await tier.read(ref, into) else None

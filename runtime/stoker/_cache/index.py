@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -309,6 +309,39 @@ class ManagedTier(Tier, Protocol):
 
     def statistics(self) -> CacheTierStatistics:
         """Return a snapshot; callable from any thread."""
+        ...
+
+
+class Found(NamedTuple):
+    """What a mapped tier knows of an object.
+
+    Attributes:
+        memory: The object's bytes, for reading; None if it is not there.
+        has_room: Whether the tier would keep an object that is not there.
+    """
+
+    memory: memoryview | None
+    has_room: bool = False
+
+
+NOT_FOUND = Found(None)
+"""What a tier knows that has no room for an object, or does not answer."""
+
+
+@runtime_checkable
+class MappedTier(Tier, Protocol):
+    """A tier whose objects are in memory that its readers map, so that they may copy any part of one."""
+
+    async def find(self, ref: ObjectRef) -> Found:
+        """Return an object's bytes, which stay, or whether there is room for it. Waits for no other client.
+
+        Raises:
+            StoreError: The tier failed.
+        """
+        ...
+
+    def reject(self, ref: ObjectRef) -> None:
+        """Forget an object whose bytes are not what they should be. Must not block."""
         ...
 
 

@@ -29,8 +29,10 @@ class Decision(enum.Enum):
     """The object is here."""
     LEASE = enum.auto()
     """The client fetches the object, and gives it."""
+    LACKING = enum.auto()
+    """The object is not here, and the client is not to give it, since it has only peeked. There is room for it."""
     FULL = enum.auto()
-    """The object is not here, and the client is not to give it: there is no room, or it has only peeked."""
+    """The object is not here, and there is no room for it."""
 
 
 class Reply(NamedTuple):
@@ -105,10 +107,11 @@ class Catalog:
     def peek(self, client: Client, request: int, name: str) -> Reply:
         """Answer a request that gets no lease and does not wait."""
         found = self._objects.get(name)
-        if found is None or not found.is_here:
-            return Reply(client, request, Decision.FULL)
-        self.hits += 1
-        return Reply(client, request, Decision.HIT, found.offset)
+        if found is not None and found.is_here:
+            self.hits += 1
+            return Reply(client, request, Decision.HIT, found.offset)
+        has_room = found is not None or self.used_bytes + _place_bytes(name) <= self._limit_bytes
+        return Reply(client, request, Decision.LACKING if has_room else Decision.FULL)
 
     def lease_of(self, client: Client, name: str) -> int | None:
         """Return the number of a client's lease; None if it has none."""
@@ -172,7 +175,7 @@ class Catalog:
         return replies
 
     def _place(self, name: str) -> _Object | None:
-        size_bytes = -(-size_of(name) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        size_bytes = _place_bytes(name)
         if self.used_bytes + size_bytes > self._limit_bytes:
             return None
         found = self._objects[name] = _Object(self.used_bytes)
@@ -190,3 +193,8 @@ class Catalog:
             client, request = next(iter(found.waiting))
             del found.waiting[client, request]
             yield self._grant(found, client, request)
+
+
+def _place_bytes(name: str) -> int:
+    """Return the size of the place of an object."""
+    return -(-size_of(name) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

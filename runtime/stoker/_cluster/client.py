@@ -11,7 +11,7 @@ from itertools import count
 
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import PerLoop, run_in_thread
-from stoker._cache.index import name_of, size_of
+from stoker._cache.index import NOT_FOUND, Found, name_of, size_of
 from stoker._cluster.frames import Frame, FrameProtocol, Kind
 from stoker._cluster.launch import NodeLink, connect
 from stoker._cluster.spec import ClusterSpec
@@ -71,6 +71,19 @@ class ClusterTier:
         """
         return await self._read(Kind.PEEK, ref, into)
 
+    async def find(self, ref: ObjectRef) -> Found:
+        """Return an object's bytes in the memory of the process, or whether it has room for the object.
+
+        A process that does not answer in time has none.
+
+        Raises:
+            ConnectionLostError: the connection ended meanwhile.
+        """
+        if ref.size_bytes > self._spec.limit_bytes:
+            return NOT_FOUND
+        connection = await self._links.get().connection()
+        return NOT_FOUND if connection is None else await connection.find(name_of(ref))
+
     async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview) -> bool:
         if ref.size_bytes > self._spec.limit_bytes:
             return False
@@ -95,7 +108,7 @@ class ClusterTier:
     def reject(self, ref: ObjectRef) -> None:
         """Have the process forget an object whose bytes were wrong."""
         if (connection := self._links.get().present) is not None:
-            connection.send(Frame(Kind.REJECT, 0, name_of(ref)))
+            connection.reject(name_of(ref))
 
     async def close(self) -> None:
         """End the running loop's connection. Idempotent."""
@@ -166,26 +179,55 @@ class _Connection(FrameProtocol):
     def __init__(self, arena: memoryview | None) -> None:
         super().__init__()
         self._arena, self._numbers = arena, count(1)
-        self._reads: dict[int, tuple[memoryview, asyncio.Future[bool]]] = {}
+        self._reads: dict[int, tuple[memoryview | None, asyncio.Future[Frame]]] = {}
         self._unanswered: dict[int, float] = {}
         self._leases: set[str] = set()
         self._copies: dict[str, bytes] = {}
+        self._places: dict[str, int] = {}  # objects that were found: each keeps its place
+        self._refused: set[str] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
 
     async def read(self, kind: Kind, name: str, into: memoryview) -> bool:
         """Ask for an object, and copy it; return False if the process does not have it."""
+        answer = await self._request(kind, name, into)
+        if answer.kind is Kind.HIT and self._arena is not None:
+            into[:] = self._arena[answer.number : answer.number + len(into)]
+        return answer.kind is Kind.HIT
+
+    async def find(self, name: str) -> Found:
+        """Return an object's memory, or whether there is room for it; neither if it is not mapped, or in no answer."""
+        if self._arena is None or name in self._refused:
+            return NOT_FOUND
+        place = self._places.get(name)
+        if place is None:
+            if not self.is_responsive():
+                return NOT_FOUND
+            try:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    answer = await self._request(Kind.PEEK, name)
+            except TimeoutError:
+                return NOT_FOUND
+            if answer.kind is not Kind.HIT:
+                if answer.kind is Kind.FULL:
+                    self._refused.add(name)
+                return Found(None, has_room=answer.kind is Kind.LACKING)
+            place = self._places[name] = answer.number
+        return Found(self._arena[place : place + size_of(name)])
+
+    async def _request(self, kind: Kind, name: str, into: memoryview | None = None) -> Frame:
+        """Send a request and return the answer, whose body, if it has one, is then in ``into``."""
         if self.is_lost:
             raise ConnectionLostError("the connection to the cache process has ended")
         request = next(self._numbers)
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._reads[request] = into, answer
         self._unanswered[request] = asyncio.get_running_loop().time()
         self.send(Frame(kind, request, name))
         try:
             return await answer
         except asyncio.CancelledError:
-            if not answer.cancelled():  # it came together with the cancellation
+            if not answer.cancelled() and answer.result().kind is Kind.LEASE:  # it came together with the cancellation
                 self.release(name)
             raise
         finally:
@@ -213,6 +255,11 @@ class _Connection(FrameProtocol):
             self._leases.discard(name)
             self.send(Frame(Kind.RELEASE, 0, name))
 
+    def reject(self, name: str) -> None:
+        """Have the process forget an object."""
+        self._places.pop(name, None)
+        self.send(Frame(Kind.REJECT, 0, name))
+
     def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
         self._unanswered.pop(frame.request, None)
         if frame.kind is Kind.WAIT:
@@ -229,20 +276,15 @@ class _Connection(FrameProtocol):
         elif frame.kind is Kind.HIT:
             if self._arena is None:
                 return size_of(frame.name), into
-            if into is not None:
-                into[:] = self._arena[frame.number : frame.number + len(into)]
-        elif frame.kind is not Kind.FULL:
+        elif frame.kind not in (Kind.FULL, Kind.LACKING):
             raise ValueError(f"the process sent {frame.kind.name}")
-        self._finish(frame.request, is_hit=frame.kind is Kind.HIT)
+        self.body_received(frame)
         return 0, None
 
     def body_received(self, frame: Frame) -> None:
-        self._finish(frame.request, is_hit=True)
-
-    def _finish(self, request: int, *, is_hit: bool) -> None:
-        _, answer = self._reads.pop(request, (None, None))
+        _, answer = self._reads.pop(frame.request, (None, None))
         if answer is not None and not answer.done():
-            answer.set_result(is_hit)
+            answer.set_result(frame)
 
     def is_responsive(self) -> bool:
         """Return whether the process has answered the requests that it has had time for."""

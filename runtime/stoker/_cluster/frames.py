@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from stoker._cache.index import is_name
 
-HELLO = b"stoker-cluster-1"
+HELLO = b"stoker-cluster-2"
 """First bytes from the process, followed by the size of the arena, and with its descriptor if it can be mapped."""
 HELLO_SIZE = struct.Struct("<Q")
 _HEAD = struct.Struct("<BI32sQ")
@@ -39,6 +39,8 @@ class Kind(enum.IntEnum):
     FULL = 18
     WAIT = 19
     """Another client fetches the object; the answer follows."""
+    LACKING = 20
+    """Answer to PEEK: the object is not here, and there is room for it."""
 
 
 class Frame(NamedTuple):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
+from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.range_plan import (
     MAX_GROUP_SAMPLES,
     ReadForecast,
@@ -39,6 +40,7 @@ from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import RankStep, Sharding
 from stoker._order.steps import PlannedStep, PositionRange, RowIndices, Segment, StepSource
+from stoker.errors import ChecksumError
 
 _LOOKUP_SAMPLES = 8192
 
@@ -158,11 +160,11 @@ class HeadMemory:
     Args:
         manifest: index of the data set.
         columns: name → column, of the columns to locate.
+        mapped: objects in memory that processes share, whose heads are copied; None for none.
     """
 
-    def __init__(self, manifest: Manifest, columns: Mapping[str, Column]) -> None:
-        self._manifest = manifest
-        self._columns = columns
+    def __init__(self, manifest: Manifest, columns: Mapping[str, Column], mapped: MappedObjects | None = None) -> None:
+        self._manifest, self._columns, self._mapped = manifest, columns, mapped
         self._numbers = {name: number for number, name in enumerate(manifest.schema)}
         self._head_offsets = _head_offsets(manifest)
         self._starts: dict[str, NDArray[np.int64]] = {}
@@ -218,8 +220,21 @@ class HeadMemory:
                 ended.set()
 
     async def _read(self, fetcher: Fetcher, row: int) -> None:
-        into = self._head_memory(self._allocate(), row)
-        self._add(row, await fetch_head(fetcher, self._manifest, row, into, urgent=True))
+        manifest, into = self._manifest, self._head_memory(self._allocate(), row)
+        head = None if self._mapped is None else await self._copy_mapped(self._mapped, row, into)
+        self._add(row, head or await fetch_head(fetcher, manifest, row, into, urgent=True))
+
+    async def _copy_mapped(self, mapped: MappedObjects, row: int, into: memoryview) -> Head | None:
+        manifest = self._manifest
+        ref, data = manifest.ref(row), into[: int(manifest.rows.head_bytes[row])]
+        if not await mapped.copy_start(ref, data):
+            return None
+        try:
+            verify_head(manifest, row, data)
+        except ChecksumError:
+            mapped.reject(ref)
+            return None
+        return open_head(manifest, row, data)
 
     def _allocate(self) -> memoryview:
         if self._memory is None:
@@ -296,6 +311,7 @@ class RangedGroupReader:
         ring: ring to read into, which only this reader fills.
         limits: limits of the reads of a group.
         arrays: makes the arrays of batches.
+        mapped: objects in memory that processes share, whose ranges are copied; None for none.
     """
 
     def __init__(
@@ -306,10 +322,12 @@ class RangedGroupReader:
         ring: Ring,
         limits: ReadLimits,
         arrays: BatchArrays = NEW_ARRAYS,
+        mapped: MappedObjects | None = None,
     ) -> None:
         self.columns, self.arrays = columns, arrays
         self._manifest, self._fetcher, self._ring, self._limits = manifest, fetcher, ring, limits
-        self._heads = HeadMemory(manifest, columns)
+        self._mapped = mapped
+        self._heads = HeadMemory(manifest, columns, mapped)
         self._large = [name for name, column in columns.items() if not is_small(column)]
         self._groups_by_slot: dict[int, tuple[SampleGroup, NDArray[np.int64]]] = {}
 
@@ -327,8 +345,15 @@ class RangedGroupReader:
         self, slot: int, values: ValueRanges, reads: ReadPlan, into: memoryview, offset: int, *, urgent: bool
     ) -> None:
         """Read the values of a slot into the memory at an offset of the ring's."""
-        fetcher, manifest = self._fetcher, self._manifest
-        addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
+        addresses = await read_values(
+            values,
+            reads,
+            into,
+            manifest=self._manifest,
+            fetcher=self._fetcher,
+            urgent=urgent,
+            mapped=self._mapped,
+        )
         self._groups_by_slot[slot] = values.samples, addresses + offset
 
     def locate(self, slots: Sequence[int], slot_indices: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:

@@ -19,7 +19,7 @@ from stoker._base.computed import cached_property
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
-from stoker._cache.index import CacheTierStatistics, ManagedTier, TierSet
+from stoker._cache.index import CacheTierStatistics, ManagedTier, MappedTier, TierSet
 from stoker._cache.tiers import track_positions
 from stoker._fetch.batch_stream import (
     Batch,
@@ -35,6 +35,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
 from stoker._fetch.groups import HeadMemory, SampleGroupReader
 from stoker._fetch.look_ahead import LookAhead
+from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, mean_row_bytes
 from stoker._fetch.resident_stream import ResidentStream
@@ -77,7 +78,7 @@ class OpenDataset:
         dataset: data set to read.
         config: settings of the pipeline.
         arrays: makes the arrays of batches.
-        tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
+        tier_set: tiers to read super-samples from first; groups and units are read from the cluster tier only.
         process: memory and counters, which data sets use in turn.
 
     Raises:
@@ -105,8 +106,11 @@ class OpenDataset:
         self.dataset, self.config, self.process = dataset, config, process
         self.partition = config.sharding(manifest.samples)
         self.columns = manifest.schema.select(config.columns)
+        cluster = tier_set.cluster_tier
+        self._mapped_tier = cluster if isinstance(cluster, MappedTier) else None
         self.slots: SlotPlan = self._plan_slots()
-        tier_set = TierSet() if self.slots.holds_groups else tier_set
+        if self.slots.holds_groups:  # which need whole objects for the cluster tier only
+            tier_set = TierSet() if self._mapped_tier is None else replace(tier_set, tiers=())
         self.tiers = tier_set.tiers
         self.ring = self._create_ring()
         self.fetcher = Fetcher(
@@ -131,12 +135,15 @@ class OpenDataset:
         return UnitRing(2 * slots.slots, size_bytes, slots.granule_bytes, allocate=self.process.allocate)
 
     def _create_reader(self, arrays: BatchArrays) -> RowReader:
-        parts = self.dataset.manifest, self.columns, self.fetcher
+        manifest, columns, fetcher = parts = self.dataset.manifest, self.columns, self.fetcher
+        if not self.slots.holds_groups:
+            return SuperSampleReader(*parts, self.ring, arrays)
+        mapped, limits = None, ReadLimits.of(self.slots)
+        if self._mapped_tier is not None:
+            mapped = MappedObjects(self._mapped_tier, manifest, fetcher, self.process.counters)
         if isinstance(self.ring, UnitRing):
-            return UnitReader(*parts, self.ring, ReadLimits.of(self.slots), self._units, arrays)
-        if self.slots.holds_groups:
-            return SampleGroupReader(*parts, self.ring, ReadLimits.of(self.slots), arrays)
-        return SuperSampleReader(*parts, self.ring, arrays)
+            return UnitReader(manifest, columns, fetcher, self.ring, limits, self._units, arrays, mapped)
+        return SampleGroupReader(manifest, columns, fetcher, self.ring, limits, arrays, mapped)
 
     @property
     def _request_bytes(self) -> float:
@@ -154,6 +161,7 @@ class OpenDataset:
         """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
         manifest, config = self.dataset.manifest, self.config
         manifest_bytes = manifest.file_bytes + config.held_bytes
+        staged_bytes = 0 if self._mapped_tier is None else MappedObjects.size_bytes(manifest)
         sharers = config.workers or 1
         if config.order.unit_bytes is not None:
             return plan_unit_slots(
@@ -166,6 +174,7 @@ class OpenDataset:
                 hedge_buffers=config.fetch.hedge_burst,
                 memory_bytes=config.memory_bytes,
                 workers=sharers,
+                staged_bytes=staged_bytes,
             )
         try:
             return plan_slots(
@@ -187,6 +196,7 @@ class OpenDataset:
             hedge_buffers=config.fetch.hedge_burst,
             memory_bytes=config.memory_bytes,
             workers=sharers,
+            staged_bytes=staged_bytes,
         )
 
     @cached_property
@@ -226,7 +236,7 @@ class BatchPipeline:
         thread: thread that fetches; the store must be used on it only.
         arrays: makes the arrays of batches.
         recorder: records fetches and waits; None for no record.
-        tier_set: tiers to read super-samples from first; not used if samples are read in groups or units.
+        tier_set: tiers to read super-samples from first; groups and units are read from the cluster tier only.
         residents: samples that the consumer keeps itself, and that are not read; None if there are none. Samples that
             are read in groups are read until it has all. Once it has all, nothing is read or fetched ahead.
 

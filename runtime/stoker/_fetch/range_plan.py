@@ -8,6 +8,7 @@ there is room for the unused bytes: the smallest gaps are merged first. :func:`r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from stoker._base.batch_read import BatchLimits
 from stoker._base.checksum import crc32c
-from stoker._base.task_group import for_each_in_turn
+from stoker._base.task_group import for_each, for_each_in_turn
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
+from stoker._fetch.mapped_objects import MappedObjects
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
@@ -28,6 +30,9 @@ from stoker._order.sharding import Sharding
 from stoker._order.units import Units
 from stoker.errors import ChecksumError
 
+_FOUND_AT_ONCE = 16
+"""Objects of a group that are looked for at a time, or fetched if need be."""
+_COPIED_AT_ONCE_BYTES = 4 << 20
 MAX_GROUP_SAMPLES = 1 << 16
 """Maximum number of samples of a group, so that its metadata stays small relative to its data."""
 
@@ -198,43 +203,97 @@ class ValueRanges:
         return plan_reads(objects, self.starts.ravel(), self.ends.ravel(), limits)
 
 
+class _PlannedReads:
+    """The ranges of a plan, by number, and the memory for them."""
+
+    def __init__(self, values: ValueRanges, reads: ReadPlan, into: memoryview, manifest: Manifest) -> None:
+        self._values, self._reads, self._into, self._manifest = values, reads, into, manifest
+        self._sizes, self._checksums = (values.ends - values.starts).ravel(), values.checksums.ravel()
+
+    def part(self, number: int) -> ObjectPart:
+        """Return a range's object, and its part of that."""
+        reads = self._reads
+        ref = self._manifest.ref(int(reads.objects[number]))
+        part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
+        return ObjectPart(ref, part)
+
+    def verify(self, number: int) -> None:
+        """Raise ChecksumError if a value of a range is wrong."""
+        reads, values, sizes = self._reads, self._values, self._sizes
+        held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
+        extents = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
+        for address, size, value in extents:
+            if crc32c(self._into[address : address + size]) != self._checksums[value]:
+                column, place = divmod(value, len(values.samples))
+                name, row = values.columns[column], values.samples.rows[place]
+                key = self._manifest.key(int(reads.objects[number]))
+                raise ChecksumError(f"{key}: column {name!r} of row {row} is not what was packed")
+
+    async def copy(self, mapped: MappedObjects) -> Sequence[int]:
+        """Copy the ranges of mapped objects; return the numbers of the other ranges."""
+        refs = {row: self._manifest.ref(row) for row in np.unique(self._reads.objects).tolist()}
+        memories: dict[int, memoryview | None] = {}
+
+        async def find(row: int) -> None:
+            memories[row] = await mapped.memory(refs[row])
+
+        await for_each(refs, find, concurrency=_FOUND_AT_ONCE)
+        left, copied_bytes = [], 0
+        columns = self._reads.objects, self._reads.starts, self._reads.ends, self._reads.offsets
+        for number, (row, start, end, offset) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+            memory = memories[row]
+            if memory is None:
+                left.append(number)
+                continue
+            self._into[offset : offset + end - start] = memory[start:end]
+            try:
+                self.verify(number)
+            except ChecksumError:
+                mapped.reject(refs[row])
+                left.append(number)
+                continue
+            mapped.count(end - start)
+            copied_bytes += end - start
+            if copied_bytes >= _COPIED_AT_ONCE_BYTES:
+                copied_bytes = 0
+                await asyncio.sleep(0)  # other fetches go on
+        return left
+
+
 async def read_values(
-    values: ValueRanges, reads: ReadPlan, into: memoryview, *, manifest: Manifest, fetcher: Fetcher, urgent: bool
+    values: ValueRanges,
+    reads: ReadPlan,
+    into: memoryview,
+    *,
+    manifest: Manifest,
+    fetcher: Fetcher,
+    urgent: bool,
+    mapped: MappedObjects | None = None,
 ) -> NDArray[np.int64]:
     """Read values as planned and return the offset of each in ``into``, ``int64 [columns, samples]``.
 
-    Each range is a request with its own retries and deadline, unless the store reads several by one. When the call
-    ends in any way, nothing writes to ``into`` any more.
+    Ranges of objects in ``mapped`` are copied. Each other range is a request with its own retries and deadline, unless
+    the store reads several by one. When the call ends in any way, nothing writes to ``into`` any more.
 
     Raises:
         StoreError: a range could not be read; names object, column and row if a checksum is wrong.
     """
-    sizes, checksums = (values.ends - values.starts).ravel(), values.checksums.ravel()
-
-    def range_part(number: int) -> ObjectPart:
-        ref = manifest.ref(int(reads.objects[number]))
-        part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
-        return ObjectPart(ref, part)
-
-    def verify(number: int) -> None:
-        held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
-        extents = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
-        for address, size, value in extents:
-            if crc32c(into[address : address + size]) != checksums[value]:
-                column, place = divmod(value, len(values.samples))
-                name, row = values.columns[column], values.samples.rows[place]
-                key = manifest.key(int(reads.objects[number]))
-                raise ChecksumError(f"{key}: column {name!r} of row {row} is not what was packed")
+    planned = _PlannedReads(values, reads, into, manifest)
+    numbers = range(len(reads)) if mapped is None else await planned.copy(mapped)
 
     async def read(number: int) -> None:
-        ref, part = range_part(number)
+        ref, part = planned.part(number)
         ranges = fetcher.split(part, urgent=urgent)
-        await fetcher.fetch_ranges(ref, ranges, into=into, verify=lambda _: verify(number), urgent=urgent)
+        await fetcher.fetch_ranges(ref, ranges, into=into, verify=lambda _: planned.verify(number), urgent=urgent)
 
     if (limits := fetcher.batch_limits) is None:
-        await for_each_in_turn(range(len(reads)), read, fetcher.ranges, urgent=urgent)
-    else:
-        parts = [range_part(number) for number in range(len(reads))]
+        await for_each_in_turn(numbers, read, fetcher.ranges, urgent=urgent)
+    elif numbers:
+
+        def verify(place: int) -> None:
+            planned.verify(numbers[place])
+
+        parts = [planned.part(number) for number in numbers]
         await fetcher.fetch_parts(parts, into=into, verify=verify, limits=limits, urgent=urgent)
     return reads.addresses.reshape(values.starts.shape)
 

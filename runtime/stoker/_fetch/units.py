@@ -15,6 +15,7 @@ import numpy as np
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays
 from stoker._fetch.groups import RangedGroupReader
+from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, SampleGroup, count_units_read, mean_row_bytes
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -37,6 +38,7 @@ class UnitReader(RangedGroupReader):
         limits: limits of the reads of a unit; their slot is as large as each unit needs.
         units: units of the data set.
         arrays: makes the arrays of batches.
+        mapped: objects in memory that processes share, whose ranges are copied; None for none.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class UnitReader(RangedGroupReader):
         limits: ReadLimits,
         units: Units,
         arrays: BatchArrays = NEW_ARRAYS,
+        mapped: MappedObjects | None = None,
     ) -> None:
-        super().__init__(manifest, columns, fetcher, ring, limits, arrays)
+        super().__init__(manifest, columns, fetcher, ring, limits, arrays, mapped)
         self._unit_ring, self._units = ring, units
 
     async def prepare(self) -> None:

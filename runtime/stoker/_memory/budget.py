@@ -69,7 +69,8 @@ class SlotPlan:
         hedge_slots: number of slots reserved for hedges.
         item_slots: mean number of slots of a super-sample or group.
         manifest_bytes: memory of the manifest.
-        head_bytes: memory of all heads, if slots hold groups or units; otherwise 0.
+        head_bytes: memory of all heads, and of super-samples on their way to a cache process, if slots hold groups or
+            units; otherwise 0.
         hedge_buffers: number of hedge buffers beside the slots, if slots hold groups or units; otherwise 0.
         hedge_buffer_bytes: size of a hedge buffer.
         granule_bytes: multiple to which the sizes of units are rounded up, if slots hold units; otherwise 0.
@@ -239,7 +240,14 @@ def _sum_largest(counts: NDArray[np.int64], samples: NDArray[np.integer], lanes:
 
 
 def plan_group_slots(
-    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int, workers: int = 1
+    *,
+    manifest_bytes: int,
+    head_bytes: int,
+    sample_bytes: int,
+    hedge_buffers: int,
+    memory_bytes: int,
+    workers: int = 1,
+    staged_bytes: int = 0,
 ) -> SlotPlan:
     """Return the plan of one process for slots that hold groups of samples.
 
@@ -250,10 +258,12 @@ def plan_group_slots(
         hedge_buffers: maximum number of concurrent hedges without a slot.
         memory_bytes: budget of the rank.
         workers: number of processes that divide the budget; default 1.
+        staged_bytes: memory of whole super-samples on their way to a cache process; default 0.
 
     Raises:
         MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
+    head_bytes += staged_bytes
     shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
     least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
     left_bytes = memory_bytes // workers - manifest_bytes - head_bytes
@@ -261,10 +271,10 @@ def plan_group_slots(
     if buffer_bytes < least_buffer_bytes:
         figure = (shares * least_buffer_bytes + manifest_bytes + head_bytes) * workers
         raise MemoryBudgetError(
-            f"{_describe_shortage(memory_bytes, workers)}: shuffle 'full' keeps the heads of all super-samples, "
-            f"{format_bytes(head_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough for a sample of "
-            f"{format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
-            f"({format_bytes(figure)}) or another shuffle"
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle 'full' keeps "
+            f"{_describe_heads(head_bytes, staged_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough "
+            f"for a sample of {format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give "
+            f"memory={figure} ({format_bytes(figure)}) or another shuffle"
         )
     return SlotPlan(
         slots=_GROUP_SLOTS,
@@ -323,6 +333,7 @@ def plan_unit_slots(
     hedge_buffers: int,
     memory_bytes: int,
     workers: int = 1,
+    staged_bytes: int = 0,
 ) -> SlotPlan:
     """Return the plan of one process for slots that hold units.
 
@@ -338,10 +349,12 @@ def plan_unit_slots(
         hedge_buffers: maximum number of concurrent hedges.
         memory_bytes: budget of the rank.
         workers: number of processes that divide the budget; default 1.
+        staged_bytes: memory of whole super-samples on their way to a cache process; default 0.
 
     Raises:
         MemoryBudgetError: the budget is too small; the message names the smallest that works.
     """
+    head_bytes += staged_bytes
     slot_bytes, needed = sizes.expected_bytes, window_items(units, order, sharding)
     minimum = needed + 2
     if sizes.max_bytes > slot_bytes:
@@ -352,7 +365,7 @@ def plan_unit_slots(
         figure = (minimum * slot_bytes + fixed_bytes) * workers
         raise MemoryBudgetError(
             f"{_describe_shortage(memory_bytes, workers)}: a window of {needed} units needs room for {minimum} of "
-            f"{format_bytes(slot_bytes)} each, for the heads of all super-samples, {format_bytes(head_bytes)}, and for "
+            f"{format_bytes(slot_bytes)} each, for {_describe_heads(head_bytes, staged_bytes)}, and for "
             f"a manifest of {format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}), a smaller "
             "window or smaller units"
         )
@@ -368,6 +381,11 @@ def plan_unit_slots(
         hedge_buffer_bytes=2 * slot_bytes,
         granule_bytes=slot_bytes if sizes.max_bytes == slot_bytes else max(ALIGNMENT_BYTES, slot_bytes // 1024 * 64),
     )
+
+
+def _describe_heads(head_bytes: int, staged_bytes: int) -> str:
+    staged = " and some that are on their way to the cache of cluster=" if staged_bytes else ""
+    return f"the heads of all super-samples{staged}, {format_bytes(head_bytes)}"
 
 
 def _describe_shortage(memory_bytes: int, sharers: int) -> str:

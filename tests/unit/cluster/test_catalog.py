@@ -89,7 +89,7 @@ def test_a_rejected_object_is_fetched_again_to_the_same_place() -> None:
     catalog.begin("x", A)
     catalog.complete("x", A)
     catalog.reject(A)
-    assert catalog.peek("y", 1, A) == Reply("y", 1, Decision.FULL)
+    assert catalog.peek("y", 1, A) == Reply("y", 1, Decision.LACKING)
     assert catalog.ask("y", 2, A) == Reply("y", 2, Decision.LEASE)
     assert catalog.begin("y", A) == 0
     catalog.reject(B)  # it is not here
@@ -97,12 +97,20 @@ def test_a_rejected_object_is_fetched_again_to_the_same_place() -> None:
 
 def test_a_peek_neither_waits_nor_gets_a_lease() -> None:
     catalog = Catalog(1 << 20)
-    assert catalog.peek("x", 1, A) == Reply("x", 1, Decision.FULL)
+    assert catalog.peek("x", 1, A) == Reply("x", 1, Decision.LACKING)
     catalog.ask("x", 2, A)
-    assert catalog.peek("y", 1, A) == Reply("y", 1, Decision.FULL)
+    assert catalog.peek("y", 1, A) == Reply("y", 1, Decision.LACKING)
     catalog.begin("x", A)
     catalog.complete("x", A)
     assert catalog.peek("y", 2, A) == Reply("y", 2, Decision.HIT, 0)
+
+
+def test_a_peek_tells_whether_there_is_room() -> None:
+    catalog = Catalog(4096)
+    assert catalog.peek("x", 1, A) == Reply("x", 1, Decision.LACKING)
+    catalog.ask("x", 2, A)
+    assert catalog.peek("x", 3, A) == Reply("x", 3, Decision.LACKING)  # it has a place already
+    assert catalog.peek("x", 4, B) == Reply("x", 4, Decision.FULL)
 
 
 def test_without_memory_those_that_wait_fetch_themselves_and_nothing_more_is_added() -> None:

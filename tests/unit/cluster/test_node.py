@@ -6,15 +6,13 @@ import asyncio
 import fcntl
 import mmap
 import os
-import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from stoker._base.checksum import crc32c
 from stoker._cluster import client as client_module
 from stoker._cluster import launch, node
 from stoker._cluster.arena import Arena, map_arena
@@ -22,9 +20,8 @@ from stoker._cluster.client import ClusterTier
 from stoker._cluster.files import runtime_folder
 from stoker._cluster.frames import HELLO, HELLO_SIZE, Frame, Kind
 from stoker._cluster.spec import ClusterSpec
-from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError
-from support.cluster import own_runtime_folder, running_node
+from support.cluster import check_with_node, object_of, own_runtime_folder, read_object
 
 MIB = 1 << 20
 TEXT = "memory:?limit=32MB&linger=60"
@@ -34,24 +31,6 @@ TEXT = "memory:?limit=32MB&linger=60"
 def folder() -> Iterator[Path]:
     with own_runtime_folder() as folder:
         yield folder
-
-
-def object_of(number: int, size_bytes: int = 300_000) -> tuple[ObjectRef, bytes]:
-    body = random.Random(number).randbytes(size_bytes)
-    return ObjectRef(key=f"data/{number}", size_bytes=size_bytes, crc32c=crc32c(body)), body
-
-
-def run(check: Callable[[node.Node], Awaitable[None]], text: str = TEXT) -> None:
-    async def main() -> None:
-        async with running_node(text) as running, asyncio.timeout(60):
-            await check(running)
-
-    asyncio.run(main())
-
-
-async def read(tier: ClusterTier, ref: ObjectRef) -> bytes | None:
-    into = memoryview(bytearray(ref.size_bytes))
-    return bytes(into) if await tier.read(ref, into) else None
 
 
 async def arrived(running: node.Node, count: int) -> None:
@@ -79,26 +58,26 @@ def test_one_client_fetches_and_the_others_get_its_bytes(way: str, size_bytes: i
     async def check(running: node.Node) -> None:
         ref, body = object_of(1, size_bytes)
         first, *others = (ClusterTier(way) for _ in range(3))
-        assert await read(first, ref) is None
-        waiting = [asyncio.create_task(read(other, ref)) for other in others]
+        assert await read_object(first, ref) is None
+        waiting = [asyncio.create_task(read_object(other, ref)) for other in others]
         await asyncio.sleep(0.02)
         assert not any(task.done() for task in waiting)
         first.offer(ref, memoryview(body))
         assert await asyncio.gather(*waiting) == [body, body]
-        assert await read(first, ref) == body
+        assert await read_object(first, ref) == body
         assert (running.catalog.hits, len(running.clients)) == (3, 3)
         for each in (first, *others):
             await each.close()
 
-    run(check, way)
+    check_with_node(check, way)
 
 
 def test_a_lost_client_s_lease_goes_to_one_that_waits(way: str) -> None:
     async def check(_: node.Node) -> None:
         ref, body = object_of(1)
         first, second, third = (ClusterTier(way) for _ in range(3))
-        assert await read(first, ref) is None
-        waiting = [asyncio.create_task(read(each, ref)) for each in (second, third)]
+        assert await read_object(first, ref) is None
+        waiting = [asyncio.create_task(read_object(each, ref)) for each in (second, third)]
         await asyncio.sleep(0.02)
         await first.close()
         done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +87,7 @@ def test_a_lost_client_s_lease_goes_to_one_that_waits(way: str) -> None:
         await second.close()
         await third.close()
 
-    run(check, way)
+    check_with_node(check, way)
 
 
 def test_a_stuck_client_s_lease_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +96,12 @@ def test_a_stuck_client_s_lease_ends_in_time(monkeypatch: pytest.MonkeyPatch) ->
     async def check(_: node.Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
-        assert await read(second, ref) is None  # after 0.1 s
+        assert await read_object(first, ref) is None
+        assert await read_object(second, ref) is None  # after 0.1 s
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,33 +110,33 @@ def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkey
     async def check(running: node.Node) -> None:
         ref, body = object_of(1, 5 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
+        assert await read_object(first, ref) is None
         connection = first._links.get().present
         assert connection is not None
         assert connection.transport is not None
         (name,) = connection._leases
         connection.transport.write(Frame(Kind.GIVE, 0, name).encode() + body[:1000])
-        assert await read(second, ref) is None
+        assert await read_object(second, ref) is None
         second.offer(ref, memoryview(body))
         await arrived(running, 1)
-        assert await read(second, ref) == body
+        assert await read_object(second, ref) == body
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_read_that_waits_for_another_client_is_answered_and_a_silent_process_is_known() -> None:
     async def check(running: node.Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
-        waiting = asyncio.create_task(read(second, ref))
+        assert await read_object(first, ref) is None
+        waiting = asyncio.create_task(read_object(second, ref))
         await asyncio.sleep(0.6)
         assert second.is_responsive()
         for client in running.clients:
             client.transport.pause_reading()  # type: ignore[union-attr]  # they are connected
-        silent = asyncio.create_task(read(second, object_of(2)[0]))
+        silent = asyncio.create_task(read_object(second, object_of(2)[0]))
         await asyncio.sleep(0.6)
         assert not second.is_responsive()
         assert first.is_responsive()
@@ -169,16 +148,16 @@ def test_a_read_that_waits_for_another_client_is_answered_and_a_silent_process_i
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_lease_that_comes_together_with_a_cancellation_is_given_back() -> None:
     async def check(_: node.Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, object_of(2)[0]) is None  # connects
+        assert await read_object(first, object_of(2)[0]) is None  # connects
         for delay in range(20):
-            reading = asyncio.create_task(read(first, ref))
+            reading = asyncio.create_task(read_object(first, ref))
             for _turn in range(delay):
                 await asyncio.sleep(0)
             reading.cancel()
@@ -186,21 +165,21 @@ def test_a_lease_that_comes_together_with_a_cancellation_is_given_back() -> None
             if not reading.cancelled():
                 first.decline(ref)
             async with asyncio.timeout(5):  # far below the limit of a lease
-                assert await read(second, ref) is None
+                assert await read_object(second, ref) is None
             second.decline(ref)
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_back(way: str) -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
         first, second, third = (ClusterTier(way) for _ in range(3))
-        assert await read(first, ref) is None
-        cancelled = asyncio.create_task(read(second, ref))
-        waiting = asyncio.create_task(read(third, ref))
+        assert await read_object(first, ref) is None
+        cancelled = asyncio.create_task(read_object(second, ref))
+        waiting = asyncio.create_task(read_object(third, ref))
         await asyncio.sleep(0.02)
         cancelled.cancel()
         await asyncio.wait([cancelled])
@@ -208,23 +187,23 @@ def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_ba
         assert await waiting is None
         third.offer(ref, memoryview(body))
         await arrived(running, 1)
-        assert await read(second, ref) == body
+        assert await read_object(second, ref) == body
         await second.close()
         await third.close()
 
-    run(check, way)
+    check_with_node(check, way)
 
 
 def test_a_cancelled_second_read_leaves_the_lease_of_the_first() -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
         first, other = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
-        second = asyncio.create_task(read(first, ref))
+        assert await read_object(first, ref) is None
+        second = asyncio.create_task(read_object(first, ref))
         await asyncio.sleep(0.02)
         second.cancel()
         await asyncio.wait([second])
-        waiting = asyncio.create_task(read(other, ref))
+        waiting = asyncio.create_task(read_object(other, ref))
         await asyncio.sleep(0.02)
         assert not waiting.done()
         first.offer(ref, memoryview(body))
@@ -232,15 +211,15 @@ def test_a_cancelled_second_read_leaves_the_lease_of_the_first() -> None:
         await first.close()
         await other.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> None:
     async def check(_: node.Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
-        waiting = asyncio.create_task(read(second, ref))
+        assert await read_object(first, ref) is None
+        waiting = asyncio.create_task(read_object(second, ref))
         await asyncio.sleep(0.02)
         first.decline(ref)
         assert await waiting is None
@@ -248,34 +227,34 @@ def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> 
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_an_object_fetched_without_a_lease_is_given_if_nobody_has_it(way: str) -> None:
     async def check(running: node.Node) -> None:
         tier = ClusterTier(way)
         (known, known_body), (ref, body) = object_of(1), object_of(2)
-        assert await read(tier, known) is None  # connects
+        assert await read_object(tier, known) is None  # connects
         tier.offer(ref, memoryview(body))
         tier.offer(known, memoryview(known_body))
         await arrived(running, 2)
-        assert await read(tier, ref) == body
+        assert await read_object(tier, ref) == body
         await tier.close()
 
-    run(check, way)
+    check_with_node(check, way)
 
 
 def test_what_was_given_before_a_client_is_closed_arrives() -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1, 9 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
+        assert await read_object(first, ref) is None
         first.offer(ref, memoryview(body))
         await first.close()
-        assert await read(second, ref) == body
+        assert await read_object(second, ref) == body
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +263,7 @@ def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monk
     async def check(running: node.Node) -> None:
         ref, body = object_of(1, 9 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
+        assert await read_object(first, ref) is None
         (client,) = running.clients
         transport = client.transport
         assert transport is not None
@@ -299,10 +278,10 @@ def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monk
             await asyncio.sleep(0.2)
             steps += 1
         assert steps * 0.2 > 0.5
-        assert await read(second, ref) == body
+        assert await read_object(second, ref) == body
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
@@ -311,7 +290,7 @@ def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
         first, second = ClusterTier(way), ClusterTier(way)
         into = memoryview(bytearray(ref.size_bytes))
         assert not await second.peek(ref, into)
-        assert await read(first, ref) is None
+        assert await read_object(first, ref) is None
         assert not await second.peek(ref, into)
         first.offer(ref, memoryview(body))
         await arrived(running, 1)
@@ -320,7 +299,7 @@ def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
         await first.close()
         await second.close()
 
-    run(check, way)
+    check_with_node(check, way)
 
 
 def test_beyond_the_limit_clients_fetch_for_themselves() -> None:
@@ -328,35 +307,35 @@ def test_beyond_the_limit_clients_fetch_for_themselves() -> None:
         tier = ClusterTier(TEXT)
         objects = [object_of(number, 10 * MIB) for number in range(5)]
         for number, (ref, body) in enumerate(objects):
-            assert await read(tier, ref) is None
+            assert await read_object(tier, ref) is None
             tier.offer(ref, memoryview(body))
             await arrived(running, min(number + 1, 3))
-        found = [await read(tier, ref) for ref, _ in objects]
+        found = [await read_object(tier, ref) for ref, _ in objects]
         assert found == [*(body for _, body in objects[:3]), None, None]
         large, _ = object_of(9, 40 * MIB)
-        assert await read(tier, large) is None
+        assert await read_object(tier, large) is None
         assert running.catalog.used_bytes == 30 * MIB
         await tier.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_wrong_bytes_are_fetched_again() -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
         tier = ClusterTier(TEXT)
-        assert await read(tier, ref) is None
+        assert await read_object(tier, ref) is None
         tier.offer(ref, memoryview(bytes(ref.size_bytes)))
         await arrived(running, 1)
-        assert await read(tier, ref) == bytes(ref.size_bytes)
+        assert await read_object(tier, ref) == bytes(ref.size_bytes)
         tier.reject(ref)
-        assert await read(tier, ref) is None
+        assert await read_object(tier, ref) is None
         tier.offer(ref, memoryview(body))
         await arrived(running, 1)
-        assert await read(tier, ref) == body
+        assert await read_object(tier, ref) == body
         await tier.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_nobody_but_the_process_writes_to_mapped_memory(tmp_path: Path) -> None:
@@ -395,7 +374,7 @@ def test_what_makes_no_sense_ends_its_connection_and_no_other(data: bytes) -> No
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
         tier = ClusterTier(TEXT)
-        assert await read(tier, ref) is None
+        assert await read_object(tier, ref) is None
         path = (runtime_folder() / ClusterSpec.parse(TEXT).key).with_suffix(".sock")
         reader, writer = await asyncio.open_unix_connection(path)
         assert (await reader.read(100)).startswith(HELLO)
@@ -405,28 +384,28 @@ def test_what_makes_no_sense_ends_its_connection_and_no_other(data: bytes) -> No
         writer.close()
         tier.offer(ref, memoryview(body))
         await arrived(running, 1)
-        assert await read(tier, ref) == body
+        assert await read_object(tier, ref) == body
         await tier.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_process_that_ends_fails_the_reads_that_wait_and_is_replaced() -> None:
     async def check(running: node.Node) -> None:
         ref, _ = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
-        assert await read(first, ref) is None
-        waiting = asyncio.create_task(read(second, ref))
+        assert await read_object(first, ref) is None
+        waiting = asyncio.create_task(read_object(second, ref))
         await asyncio.sleep(0.02)
         for client in list(running.clients):
             client.abort()
         with pytest.raises(ConnectionLostError, match="cache process"):
             await waiting
-        assert await read(second, ref) is None  # a new connection
+        assert await read_object(second, ref) is None  # a new connection
         await first.close()
         await second.close()
 
-    run(check)
+    check_with_node(check, TEXT)
 
 
 def test_a_process_of_another_release_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -447,7 +426,7 @@ def test_a_process_of_another_release_is_not_used(folder: Path, caplog: pytest.L
             listener.setblocking(False)
             greeting = asyncio.create_task(greet())
             tier = ClusterTier(TEXT)
-            assert await read(tier, object_of(1)[0]) is None
+            assert await read_object(tier, object_of(1)[0]) is None
             await tier.close()
             greeting.cancel()
 

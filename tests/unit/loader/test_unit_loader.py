@@ -116,7 +116,7 @@ def test_the_plan_has_the_requests_and_bytes_of_units() -> None:
         ({"shuffle": False}, "cannot be used with shuffle 'none'"),
         ({"unit": 0}, "unit_bytes must be at least 1"),
         ({"unit": "1M"}, "unit '1M' is not a number of bytes"),
-        ({"cache": "memory:?limit=1GB"}, "reads parts of super-samples; cache=, cluster= and tier= keep whole ones"),
+        ({"cache": "memory:?limit=1GB"}, "reads parts of super-samples; cache= and tier= keep whole ones"),
     ],
 )
 def test_what_units_cannot_be_combined_with_is_refused(url: str, settings: dict[str, Any], problem: str) -> None:

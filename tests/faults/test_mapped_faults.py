@@ -1,0 +1,207 @@
+"""Groups and units from memory that processes share, which fails, lies and forgets: every value is right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stoker._cache.index import NOT_FOUND, Found
+from stoker._fetch.groups import SampleGroupReader
+from stoker._fetch.mapped_objects import MappedObjects
+from stoker._fetch.range_plan import ReadLimits
+from stoker._fetch.units import UnitReader
+from stoker._memory.unit_ring import UnitRing
+from stoker.abc import ObjectRef, Tier
+from stoker.errors import ConnectionLostError, FetchError
+from stoker.testing import run_virtual
+from support.fault_profiles import faulty_profile
+from support.faulty_store import StoreProfile
+from support.ranged_run import MANIFEST, OBJECTS, SAMPLES, UNITS, Run, UnitRun
+
+DATA_BYTES = sum(map(len, OBJECTS.values()))
+HEAD_BYTES = int(MANIFEST.rows.head_bytes.sum())
+
+
+class SharedMemory:
+    """A mapped tier.
+
+    Args:
+        seed: seed of its faults.
+        faults: fault → probability, of ``lose`` (an offer), ``refuse`` (an object, for ever), ``fail``, ``lie`` (wrong
+            bytes), ``delay`` and ``absent`` (no answer).
+        held: objects that it has at first, by key.
+    """
+
+    name = "memory"
+
+    def __init__(self, seed: int, faults: dict[str, float], held: dict[str, bytes] | None = None) -> None:
+        self._rng, self._faults = random.Random(seed), faults
+        self.held = dict(held or {})
+        self.refused: set[str] = set()
+        self.seen: Counter[str] = Counter()
+
+    def _has(self, fault: str) -> bool:
+        happens = self._rng.random() < self._faults.get(fault, 0.0)
+        self.seen[fault] += happens
+        return happens
+
+    async def find(self, ref: ObjectRef) -> Found:
+        if self._has("delay"):
+            await asyncio.sleep(0.3)
+        if self._has("fail"):
+            raise ConnectionLostError("the process has ended")
+        if ref.key in self.refused or self._has("absent"):
+            return NOT_FOUND
+        if ref.key not in self.held:
+            return Found(None, has_room=True)
+        body = bytearray(self.held[ref.key])
+        if self._has("lie"):
+            body[self._rng.randrange(len(body))] ^= 1
+        return Found(memoryview(body).toreadonly())
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        found = await self.find(ref)
+        if found.memory is not None:
+            into[:] = found.memory
+        return found.memory is not None
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        if self._has("refuse"):
+            self.refused.add(ref.key)
+        elif not self._has("lose"):
+            self.held[ref.key] = bytes(data)
+
+    def reject(self, ref: ObjectRef) -> None:
+        self.held.pop(ref.key, None)
+
+    async def close(self) -> None:
+        pass
+
+
+FAULTS = {"lose": 0.2, "refuse": 0.1, "fail": 0.05, "lie": 0.1, "delay": 0.1, "absent": 0.1}
+
+
+class MappedRun(Run):
+    """One epoch of groups, from memory that processes share."""
+
+    faults: dict[str, float] = FAULTS
+    held: dict[str, bytes] | None = None
+
+    def create_tiers(self, seed: int) -> Sequence[Tier]:
+        self.memory = SharedMemory(seed, self.faults, self.held)
+        return (self.memory,)
+
+    def create_mapped(self) -> MappedObjects:
+        self.mapped = MappedObjects(self.memory, MANIFEST, self.fetcher, self.fetcher._counters)
+        return self.mapped
+
+    def create_reader(self, limits: ReadLimits) -> Any:
+        mapped = self.create_mapped()
+        return SampleGroupReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, mapped=mapped)
+
+    def leaves_nothing(self) -> bool:
+        return super().leaves_nothing() and not self.mapped._loading and not self.mapped._limiter.held
+
+
+class MappedUnitRun(MappedRun, UnitRun):
+    """One epoch of units, from memory that processes share."""
+
+    def create_reader(self, limits: ReadLimits) -> Any:
+        assert isinstance(self.ring, UnitRing)
+        mapped = self.create_mapped()
+        return UnitReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, UNITS, mapped=mapped)
+
+
+KINDS = [MappedRun, MappedUnitRun]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_faults_of_the_memory_and_the_store_spoil_no_value_and_leave_nothing(kind: type[MappedRun]) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        run = kind(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
+        run_virtual(run.play())
+        assert sorted(run.delivered) == list(range(len(SAMPLES)))
+        assert run.leaves_nothing()
+        seen += run.memory.seen
+        seen["hits"] += run.fetcher.stats.tier_hits["memory"]
+    assert {*FAULTS, "hits"} <= seen.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_object_is_fetched_once_and_then_copied(kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    run = kind(0, StoreProfile(tail_sigma=0.0), hedge=False)
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert run.memory.held == OBJECTS
+    assert DATA_BYTES <= run.fetcher.stats.bytes <= DATA_BYTES + HEAD_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_read_that_is_there(kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    monkeypatch.setattr(kind, "held", OBJECTS)
+    run = kind(0)
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert run.fetcher.stats.requests == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["absent", "fail"])
+def test_ranges_are_read_from_the_store_where_the_memory_does_not_answer(
+    kind: type[MappedRun], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "faults", {fault: 1.0})
+    run = kind(0, StoreProfile(tail_sigma=0.0), hedge=False)
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert run.fetcher.stats.bytes <= 1.5 * DATA_BYTES  # with gaps; never whole objects for each group
+    assert not run.memory.held
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_values_in_the_memory_are_rejected_and_counted(
+    kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    spoilt = {key: bytes(byte ^ 1 for byte in body) for key, body in OBJECTS.items()}
+    monkeypatch.setattr(kind, "held", spoilt)
+    run = kind(0)
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert run.memory.held == OBJECTS
+    assert run.fetcher.stats.tier_errors["memory"] >= len(OBJECTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_object_that_cannot_be_fetched_is_an_error(kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    run = kind(0)
+    key = MANIFEST.key(2)
+    run.store.objects[key] = OBJECTS[key][:-1] + bytes([OBJECTS[key][-1] ^ 1])
+    with pytest.raises(FetchError, match=f"{key} is corrupt"):
+        run_virtual(run.play())
+    assert run.leaves_nothing()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
+def test_cancelling_at_any_time_leaves_nothing(kind: type[MappedRun], seconds: float) -> None:
+    run = kind(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
+
+    async def main() -> None:
+        playing = asyncio.create_task(run.play())
+        await asyncio.sleep(seconds)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    run_virtual(main())
+    assert run.leaves_nothing()

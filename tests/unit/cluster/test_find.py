@@ -1,0 +1,96 @@
+"""Parts of objects in the memory of a cache process: where an object is, or whether there is room for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker._cache.index import NOT_FOUND, Found
+from stoker._cluster import node
+from stoker._cluster.arena import Arena
+from stoker._cluster.client import ClusterTier
+from support.cluster import check_with_node, object_of, own_runtime_folder, read_object
+
+MIB = 1 << 20
+TEXT = "memory:?limit=32MB&linger=60"
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with own_runtime_folder() as folder:
+        yield folder
+
+
+def test_an_object_is_found_in_mapped_memory_and_stays_there() -> None:
+    async def check(running: node.Node) -> None:
+        ref, body = object_of(1)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await second.find(ref) == Found(None, has_room=True)
+        assert await read_object(first, ref) is None
+        assert await second.find(ref) == Found(None, has_room=True)
+        first.offer(ref, memoryview(body))
+        found = await first.find(ref)  # behind what was given
+        assert found.memory is not None
+        assert bytes(found.memory) == body
+        assert found.memory.readonly
+        assert (await second.find(ref)).memory == found.memory
+        hits = running.catalog.hits
+        assert (await second.find(ref)).memory == found.memory
+        assert running.catalog.hits == hits  # it was not asked again
+        second.reject(ref)
+        assert await second.find(ref) == Found(None, has_room=True)
+        await first.close()
+        await second.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_an_object_without_room_is_not_asked_for_again() -> None:
+    async def check(running: node.Node) -> None:
+        tier = ClusterTier(TEXT)
+        full, _body = object_of(1, 20 * MIB)
+        ref, _body = object_of(2, 20 * MIB)
+        assert await read_object(tier, full) is None
+        assert await tier.find(ref) == NOT_FOUND
+        running.catalog.peek = None  # type: ignore[assignment, method-assign]  # not to be called
+        assert await tier.find(ref) == NOT_FOUND
+        assert await tier.find(object_of(3, 40 * MIB)[0]) == NOT_FOUND  # above the limit
+        await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_where_memory_is_not_mapped_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "readable", None)
+
+    async def check(running: node.Node) -> None:
+        tier = ClusterTier(TEXT)
+        assert await tier.find(object_of(1)[0]) == NOT_FOUND
+        await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_a_search_in_a_silent_process_ends_soon_and_the_next_at_once() -> None:
+    async def check(running: node.Node) -> None:
+        tier, loop = ClusterTier(TEXT), asyncio.get_running_loop()
+        await tier.find(object_of(1)[0])
+        for client in running.clients:
+            client.transport.pause_reading()  # type: ignore[union-attr]  # they are connected
+        begun = loop.time()
+        assert await tier.find(object_of(2)[0]) == NOT_FOUND
+        first, begun = loop.time() - begun, loop.time()
+        for number in range(100):
+            assert await tier.find(object_of(number, 1000)[0]) == NOT_FOUND
+        assert loop.time() - begun < first
+        for client in running.clients:
+            client.transport.resume_reading()  # type: ignore[union-attr]  # as above
+        while not tier.is_responsive():  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+        assert await tier.find(object_of(2)[0]) == Found(None, has_room=True)
+        await tier.close()
+
+    check_with_node(check, TEXT)
