@@ -5,6 +5,8 @@ distance in an epoch, and the correlation of the positions in epoch and data set
 
 The second table is about units. There the source has its samples by class, and is packed as it is or in a uniform
 permutation; neighbours, correlation and classes are those of the source. Unit-mates are samples of one unit.
+
+The third table is about sticky lanes: what stays, and what a lane, so one rank, sees of the data set over epochs.
 """
 
 from __future__ import annotations
@@ -187,6 +189,74 @@ def unit_table() -> str:
     return "\n".join(lines)
 
 
+STICKY_SUPER_SAMPLES, STICKY_SAMPLES_EACH, STICKY_LANES = 1024, 64, 8
+STICKY_EPOCHS = range(20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StickyQuality:
+    """Measures of sticky lanes, over ``STICKY_EPOCHS``.
+
+    Attributes:
+        stays: share of the samples whose super-sample the lane had in the epoch before.
+        meets_again: share of the pairs of super-samples in one lane that are in one lane in the next epoch, too.
+        seen_in_5: share of the data set that a lane has had after 5 epochs.
+        seen_in_20: share of the data set that a lane has had after 20 epochs.
+        rank_correlation: absolute rank correlation of the positions in epoch and data set.
+        distance: mean distance of packed neighbours, as a fraction of a uniform permutation's.
+    """
+
+    stays: float
+    meets_again: float
+    seen_in_5: float
+    seen_in_20: float
+    rank_correlation: float
+    distance: float
+
+
+def sticky_quality(sticky: float) -> StickyQuality:
+    """Return the quality of a ``window`` with sticky lanes."""
+    counts = np.full(STICKY_SUPER_SAMPLES, STICKY_SAMPLES_EACH)
+    config = OrderConfig(lanes=STICKY_LANES, sticky=sticky)
+    seen = np.zeros((STICKY_LANES, STICKY_SUPER_SAMPLES), bool)
+    before: NDArray[np.bool_] | None = None
+    stays, meets, shares, mixed = [], [], [], []
+    for epoch in STICKY_EPOCHS:
+        order = Order(counts, config, epoch)
+        held = np.zeros_like(seen)
+        for lane in range(STICKY_LANES):
+            held[lane, order.lane(lane).super_samples] = True
+        if before is not None:
+            stays.append((held & before).sum() / held.sum())
+            both = (before.astype(np.int64) @ held.T.astype(np.int64)).astype(np.float64)
+            meets.append((both * (both - 1)).sum() / (before.sum(axis=1) * (before.sum(axis=1) - 1.0)).sum())
+        before = held
+        seen |= held
+        shares.append(seen.mean())
+        correlation, _, distance = mixing(np.argsort(order.at(0, order.samples)), BATCH)
+        mixed.append((correlation, distance))
+    correlation, distance = np.mean(mixed, axis=0)
+    return StickyQuality(
+        stays=float(np.mean(stays)),
+        meets_again=float(np.mean(meets)),
+        seen_in_5=float(shares[4]),
+        seen_in_20=float(shares[19]),
+        rank_correlation=float(correlation),
+        distance=float(distance),
+    )
+
+
+def sticky_table() -> str:
+    """Return the qualities of sticky lanes as a Markdown table."""
+    names = "`sticky`", "stays", "pairs meet again", "seen in 5 epochs", "in 20", "rank correlation", "distance/uniform"
+    lines = [f"| {' | '.join(names)} |", f"|{' ---: |' * len(names)}"]
+    for sticky in (0.0, 0.5, 0.8, 0.9, 0.95):
+        found = sticky_quality(sticky)
+        shares = " | ".join(f"{getattr(found, each):.1%}" for each in StickyQuality.__slots__[:4])
+        lines.append(f"| {sticky} | {shares} | {found.rank_correlation:.3f} | {found.distance:.3f} |")
+    return "\n".join(lines)
+
+
 def table() -> str:
     """Return the qualities as a Markdown table."""
     rows: list[tuple[Shuffle, int]] = [("none", 1)]
@@ -212,3 +282,5 @@ if __name__ == "__main__":
     print(f"{SUPER_SAMPLES} super-samples of {SAMPLES_EACH} samples, one lane, mean of {len(SEEDS)} seeds\n\n{table()}")
     print(f"\n{UNIT_SUPER_SAMPLES} super-samples of {UNIT_SAMPLES_EACH} samples in {UNITS_OF} units, one lane")
     print(f"mean of {len(EPOCHS)} epochs\n\n{unit_table()}")
+    print(f"\n{STICKY_SUPER_SAMPLES} super-samples of {STICKY_SAMPLES_EACH} samples, {STICKY_LANES} lanes\n")
+    print(sticky_table())

@@ -92,6 +92,9 @@ class StreamConfig:
         lanes: number of parts that the order is cut into; default the world size, for a ``StreamDataset`` the number
             of workers of all ranks. If it is a multiple of every world size that the run may have, no super-sample is
             read by two ranks.
+        sticky: probability that a super-sample stays in its lane of the epoch before, so that a rank or node that kept
+            what it read has it, 0 (default) to 0.99; for shuffle ``"window"`` and ``"block"``. Lanes must be as many
+            in each run, and a multiple of the world size. See the page on the order for what it costs in mixing.
         memory: memory budget of this rank, for the manifest and the ring: bytes, ``"512MB"``, or ``"node:4GB"``, which
             is divided by ``LOCAL_WORLD_SIZE``. Batches that were yielded belong to the caller and are not counted.
         cache: caches on this machine, which keep super-samples for later epochs and, on a disk, later runs:
@@ -151,6 +154,7 @@ class StreamConfig:
     seed: int = 0
     window: int = _BY_UNIT
     unit: int | str | None = None
+    sticky: float = 0.0
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
@@ -260,7 +264,14 @@ class StreamConfig:
         unit_bytes = None if self.unit is None else parse_bytes(self.unit, "unit")
         if self.unit is not None and (self.cache or self.tier or self.warm):
             raise ConfigError(f"unit={self.unit!r} reads parts of super-samples; cache= and tier= keep whole ones")
-        return OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes, unit_bytes=unit_bytes)
+        return OrderConfig(
+            seed=self.seed,
+            shuffle=shuffle,
+            window=self.window,
+            lanes=lanes,
+            unit_bytes=unit_bytes,
+            sticky=self.sticky,
+        )
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:
         """Return the settings of a rank's batch pipeline."""

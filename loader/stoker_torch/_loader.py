@@ -135,9 +135,9 @@ class Loader(Closeable):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
     ``batch[name]`` is a tensor ``[samples, *shape]`` of the column's dtype, or a :class:`RaggedColumn`. Batches own
-    their memory. (manifest version, seed, epoch, shuffle, window, lanes, unit) fixes the order, which is the same on
-    every machine. Over all ranks an epoch delivers every sample exactly once, and every rank gets the same number of
-    batches.
+    their memory. (manifest version, seed, epoch, shuffle, window, lanes, unit, sticky) fixes the order, which is the
+    same on every machine. Over all ranks an epoch delivers every sample exactly once, and every rank gets the same
+    number of batches.
 
     Fetching starts with the first iteration, runs on its own thread and continues across epochs. Leaving a loop early
     (``break``) abandons the epoch: the next iteration is the next epoch. After an error of the loader itself, the next
@@ -245,7 +245,7 @@ class Loader(Closeable):
     def _repr_html_(self) -> str:
         epoch, position = self._cursor.position
         manifest = self.manifest
-        window = format_window(self.config.window, self.config.order(lanes=1).unit_bytes)
+        window = format_window(self.config.window, self.config.order(lanes=1).unit_bytes, self.config.sticky)
         rows = [
             ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
             ("rank", f"{self.rank} of {self.world_size}"),

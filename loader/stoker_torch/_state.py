@@ -29,12 +29,15 @@ from typing import Any, ClassVar, Protocol, Self
 from stoker._base.arguments import explain_arguments
 from stoker._base.closeable import Closeable
 from stoker._format.manifest import Manifest
+from stoker._order.sticky import MAX_STICKY
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
 
 _FORMAT = 1
 _MINIMA = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1, "unit": 1}
 _OPTIONAL = ("limit", "unit")
+_DEFAULTS = {"unit": None, "sticky": 0.0}
+"""Values that states do not contain, since earlier releases do not read them."""
 _EQUIVALENT_SHUFFLES = {"full", "materialized"}
 """Shuffles with the same sequence, so that a state of one can be loaded by the other."""
 _INTEGER_END = 1 << 64  # numbers of the order are counted in words of 64 bits
@@ -66,6 +69,7 @@ class SourceState:
         lanes: number of parts that the order is cut into.
         limit: number of samples delivered per epoch, None for all.
         unit: size of a unit in bytes, None if whole super-samples are mixed.
+        sticky: probability that a super-sample stays in its lane of the epoch before.
     """
 
     dataset: str
@@ -76,6 +80,7 @@ class SourceState:
     lanes: int
     limit: int | None
     unit: int | None = None
+    sticky: float = 0.0
     _OWNER: ClassVar[str]
     _COMPARED_SETTINGS: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
 
@@ -89,7 +94,7 @@ class SourceState:
             lanes: number of lanes in use.
             **position: attributes of the subclass: the position.
         """
-        fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit")}
+        fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit", "sticky")}
         fixed["unit"] = config.order(lanes=1).unit_bytes
         return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **position)
 
@@ -119,14 +124,19 @@ class SourceState:
     def comparison_values(self, config: StreamConfig) -> dict[str, Any]:
         """Return the values that must be equal on all ranks, in the order in which they are compared."""
         values = asdict(self) | {name: getattr(config, name) for name in self._COMPARED_SETTINGS}
-        unit = values.pop("unit")  # ranks exchange as many values as those of earlier releases, which have no unit
-        return values if unit is None else values | {"window": f"{self.window} units of {unit} bytes"}
+        unit, sticky = values.pop("unit"), values.pop("sticky")  # ranks exchange as many values as earlier releases
+        if unit is not None:
+            values["window"] = f"{self.window} units of {unit} bytes"
+        elif sticky:
+            values["window"] = f"{self.window}, sticky {sticky}"
+        return values
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values, with ``rest``; ``sources`` has room for more than one data set."""
         values = _source_values(self)
-        if self.unit is None:
-            del values["unit"]  # which earlier releases do not read
+        for name, default in _DEFAULTS.items():
+            if values[name] == default:
+                del values[name]
         return {"format": _FORMAT, **rest, "sources": [values]}
 
     def check(self, current: SourceState, config: StreamConfig) -> None:
@@ -139,7 +149,7 @@ class SourceState:
         Raises:
             StateError: this state is of another data set or order.
         """
-        for name in ("dataset", "seed", "shuffle", "unit", "window", "limit"):
+        for name in ("dataset", "seed", "shuffle", "unit", "sticky", "window", "limit"):
             saved, expected = getattr(self, name), getattr(current, name)
             if saved != expected and not (name == "shuffle" and {saved, expected} == _EQUIVALENT_SHUFFLES):
                 raise StateError(
@@ -178,6 +188,8 @@ def _parse_source(state: Mapping[str, Any]) -> dict[str, Any]:
     for name, minimum in _MINIMA.items():
         if name not in _OPTIONAL or values[name] is not None:
             read_integer(values, name, minimum)
+    if type(values["sticky"]) not in (int, float) or not 0 <= values["sticky"] <= MAX_STICKY:
+        raise StateError(f"the state's sticky must be a number from 0 to {MAX_STICKY}, not {shown(values['sticky'])}")
     for name in ("dataset", "shuffle"):
         if not isinstance(values[name], str):
             raise StateError(f"the state's {name} {shown(values[name])} is not text")

@@ -44,6 +44,7 @@ class LoaderPlan:
         by_groups: whether the ring holds groups of samples, read by ranges, instead of whole super-samples.
         readers: number of readers that share the epoch: ranks, or the workers of all ranks.
         unit_bytes: size of a unit, None if whole super-samples are mixed.
+        sticky: probability that a super-sample stays in its lane of the epoch before.
 
     Example:
         >>> with Loader("s3://bucket/train", batch_size=64) as loader:
@@ -69,6 +70,7 @@ class LoaderPlan:
     by_groups: bool
     readers: int
     unit_bytes: int | None = None
+    sticky: float = 0.0
 
     @classmethod
     def of(cls, feed: BatchPipeline, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
@@ -100,6 +102,7 @@ class LoaderPlan:
             by_groups=feed.source.slots.holds_groups,
             readers=partition.readers,
             unit_bytes=order.unit_bytes,
+            sticky=order.sticky,
         )
 
     @rename_arguments("LoaderPlan.check_dollars", {"most_dollars": "max_dollars"})
@@ -128,7 +131,7 @@ class LoaderPlan:
         return (
             f"{format_count(self.samples, 'sample')} in {format_count(self.super_samples, 'super-sample')}, "
             f"{format_count(self.steps, 'step')} an epoch; "
-            f"shuffle {self.shuffle}, {format_window(self.window, self.unit_bytes)}, "
+            f"shuffle {self.shuffle}, {format_window(self.window, self.unit_bytes, self.sticky)}, "
             f"lanes {self.lanes_read} of {self.lanes}; "
             f"{format_count(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
             f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{self._slot_kind})"

@@ -57,8 +57,8 @@ class StreamDataset(IterableDataset[Any]):
 
     Over all ranks and workers an epoch delivers every sample exactly once. Each worker reads its own **lanes**, whole
     parts of the order, so that no super-sample is fetched by two workers. Each fetches ahead on its own thread, into
-    its part of the rank's memory. (manifest version, seed, epoch, shuffle, window, lanes, unit) fixes a worker's order.
-    ``lanes`` defaults to the number of workers of all ranks, and must be a multiple of it.
+    its part of the rank's memory. (manifest version, seed, epoch, shuffle, window, lanes, unit, sticky) fixes a
+    worker's order. ``lanes`` defaults to the number of workers of all ranks, and must be a multiple of it.
 
     With ``batch_size=None`` it yields samples: dictionaries of column → tensor, ``bytes`` or ``str``, after ``decode``
     and ``transform``, or the results of ``transform``. With ``batch_size=`` it yields batches as a

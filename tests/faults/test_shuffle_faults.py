@@ -15,7 +15,7 @@ from stoker import Array, Bytes, Order, OrderConfig, Schema
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.supersample import SuperSample
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     ConnectionLostError,

@@ -1,7 +1,8 @@
 """Compute the golden orders from raw Philox words, in plain Python, sharing no code with stoker.
 
 Written from the docstrings of ``order.py``, ``feistel.py`` and ``philox.py`` and from the papers they name; it imports
-neither stoker nor numpy. ``python tests/golden/make_order.py`` rewrites ``order.json`` and ``unit_order.json``.
+neither stoker nor numpy. ``python tests/golden/make_order.py`` rewrites ``order.json``, ``unit_order.json`` and
+``sticky_order.json``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 WORD = (1 << 64) - 1
-SUPER_SAMPLES, ROWS, BLOCK, FULL = 1, 2, 3, 4
+SUPER_SAMPLES, ROWS, BLOCK, FULL, HOME = 1, 2, 3, 4, 7
 
 
 class Case(TypedDict):
@@ -34,6 +35,13 @@ class UnitCase(TypedDict):
     super_samples: list[int]
     body_bytes: list[int]
     unit_bytes: int
+    case: Case
+
+
+class StickyCase(TypedDict):
+    """One golden order with sticky lanes."""
+
+    sticky: float
     case: Case
 
 
@@ -123,13 +131,39 @@ def blocks_of(pieces: list[Piece], shuffle: str, window: int, seed: int, epoch: 
     return blocks
 
 
-def order(samples: list[int], shuffle: str, window: int, lanes: int, seed: int, epoch: int) -> list[int]:
+def home_lanes(samples: list[int], lanes: int, seed: int, epoch: int, sticky: float) -> list[int]:
+    """Return the home lane of each super-sample, as ``sticky.py`` says."""
+    million, count = 1_000_000, len(samples)
+    moved = round(million * (1 - sticky))
+    groups = -(-million // moved)
+    slots = permutation(count, seed, HOME, 0)
+    for j in range(groups):
+        mine = list(range(j, count, groups))
+        members = [slots[slot] for slot in mine]
+        d = (epoch * moved * groups + million * j) // (million * groups)
+        for slot, k in zip(mine, permutation(len(mine), seed, HOME, d, j + 1), strict=True):
+            slots[slot] = members[k]
+    shortest, longer = divmod(sum(samples), lanes)
+    cuts = [lane * shortest + min(lane, longer) for lane in range(lanes)]
+    homes, begin = [0] * count, 0
+    for number in slots:
+        homes[number] = sum(cut <= begin for cut in cuts)
+        begin += samples[number]
+    return homes
+
+
+def order(
+    samples: list[int], shuffle: str, window: int, lanes: int, seed: int, epoch: int, sticky: float = 0.0
+) -> list[int]:
     """Return the epoch's samples in order, each by its number in the packed order."""
     total = sum(samples)
     if shuffle == "full":
         return full_order(total, seed, epoch)
     count = len(samples)
     sequence = list(range(count)) if shuffle == "none" else permutation(count, seed, SUPER_SAMPLES, epoch)
+    if sticky:
+        homes = home_lanes(samples, lanes, seed, epoch, sticky)
+        sequence = [number for lane in range(lanes + 1) for number in sequence if homes[number] == lane]
     delivered: list[list[int]] = []
     for lane, pieces in enumerate(cut_into_lanes(samples, sequence, lanes)):
         ids: list[int] = []
@@ -206,7 +240,27 @@ def unit_cases() -> list[UnitCase]:
     return made
 
 
-def text(golden: Sequence[Case | UnitCase]) -> str:
+def sticky_cases() -> list[StickyCase]:
+    """Return every golden order with sticky lanes."""
+    made: list[StickyCase] = []
+    sizes = [*SIZES.values(), [5 + number % 3 for number in range(60)]]
+    for samples in sizes:
+        for shuffle, window, lanes, seed, sticky in (
+            ("window", 3, 3, 7, 0.9),
+            ("window", 2, 8, (1 << 64) - 1, 0.5),
+            ("block", 3, 4, 7, 0.65),
+            ("window", 8, 2, 7, 0.99),
+        ):
+            for epoch in (0, 1, 7):
+                ids = order(samples, shuffle, window, lanes, seed, epoch, sticky)
+                case = Case(
+                    samples=samples, shuffle=shuffle, window=window, lanes=lanes, seed=seed, epoch=epoch, ids=ids
+                )
+                made.append(StickyCase(sticky=sticky, case=case))
+    return made
+
+
+def text(golden: Sequence[Case | UnitCase | StickyCase]) -> str:
     """Return a golden file, one case a line."""
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in golden)
     return f"[\n{lines}\n]\n"
@@ -215,3 +269,4 @@ def text(golden: Sequence[Case | UnitCase]) -> str:
 if __name__ == "__main__":
     Path(__file__).with_name("order.json").write_text(text(cases()))
     Path(__file__).with_name("unit_order.json").write_text(text(unit_cases()))
+    Path(__file__).with_name("sticky_order.json").write_text(text(sticky_cases()))

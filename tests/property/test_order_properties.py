@@ -38,12 +38,14 @@ def epochs(draw: st.DrawFn, shuffles: list[Shuffle] = SHUFFLES, least_samples: i
     samples = draw(st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda s: sum(s) >= least_samples))
     shuffle = draw(st.sampled_from(shuffles))
     unit = draw(st.none() | st.integers(1, 2000)) if shuffle == "window" else None
+    stays = unit is None and shuffle in ("block", "window")
     config = OrderConfig(
         seed=draw(st.integers(0, 2**64 - 1)),
         shuffle=shuffle,
         window=draw(st.integers(1, 12)),
         lanes=draw(st.integers(1, 20)),
         unit_bytes=unit,
+        sticky=draw(st.just(0.0) | st.floats(0.001, 0.99)) if stays else 0.0,
     )
     epoch = draw(st.integers(0, 2**32))
     if unit is None:
@@ -63,7 +65,7 @@ def test_every_sample_is_delivered_exactly_once(epoch: Epoch) -> None:
 def test_the_order_is_that_of_the_independent_script(epoch: Epoch) -> None:
     order, config = epoch.order(), epoch.config
     expected = make_order.order(
-        list(epoch.samples), config.shuffle, config.window, order.lanes, config.seed, epoch.epoch
+        list(epoch.samples), config.shuffle, config.window, order.lanes, config.seed, epoch.epoch, config.sticky
     )
     assert order.at(0, order.samples).tolist() == expected
 

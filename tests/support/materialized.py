@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker import open_store
 from stoker._format.versions import read_manifest
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker.abc import Store
 from stoker_functions._shuffle_job.plan import EpochPlan
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform

@@ -15,6 +15,7 @@ from support.units import units_of
 
 GOLDEN: list[make_order.Case] = json.loads(Path(make_order.__file__).with_name("order.json").read_text())
 UNITS: list[make_order.UnitCase] = json.loads(Path(make_order.__file__).with_name("unit_order.json").read_text())
+STICKY: list[make_order.StickyCase] = json.loads(Path(make_order.__file__).with_name("sticky_order.json").read_text())
 
 
 def order_of(samples: list[int], *, epoch: int = 0, **config: Any) -> Order:
@@ -51,6 +52,17 @@ def test_the_order_is_the_golden_one(case: make_order.Case) -> None:
         epoch=case["epoch"],
     )
     assert everything(order) == case["ids"]
+
+
+def test_the_golden_file_of_sticky_lanes_is_what_the_independent_script_computes() -> None:
+    assert make_order.sticky_cases() == STICKY
+
+
+@pytest.mark.parametrize("golden", STICKY, ids=lambda golden: f"{golden_name(golden['case'])}-{golden['sticky']}")
+def test_the_order_of_sticky_lanes_is_the_golden_one(golden: make_order.StickyCase) -> None:
+    case = dict(golden["case"])
+    ids, samples, epoch = (case.pop(name) for name in ("ids", "samples", "epoch"))
+    assert everything(order_of(samples, epoch=epoch, sticky=golden["sticky"], **case)) == ids  # type: ignore[arg-type]  # of the file
 
 
 def test_the_golden_file_of_units_is_what_the_independent_script_computes() -> None:

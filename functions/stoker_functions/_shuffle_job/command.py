@@ -19,7 +19,7 @@ from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.display import to_plain
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._order.order import MAX_EPOCH, EpochLayout
+from stoker._order.epoch_layout import MAX_EPOCH, EpochLayout
 from stoker._pack.stored_samples import usable_bytes
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, price_key, with_meter

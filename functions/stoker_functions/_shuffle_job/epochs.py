@@ -14,7 +14,7 @@ from stoker._base.task_group import for_each
 from stoker._fetch.materialized_pipeline import EPOCH_VERSION, read_epoch
 from stoker._format import versions
 from stoker._format.manifest import Manifest
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker._pack.part_writer import RECORD_FOLDER, PartRecord
 from stoker.abc import Store
 from stoker.errors import PackError, PreconditionFailedError

@@ -26,7 +26,8 @@ from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.range_plan import ReadLimits, forecast_groups
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_TARGET_BYTES
-from stoker._order.order import MAX_LANES, MAX_SLICES, even_slice_count
+from stoker._order.epoch_layout import MAX_SLICES, even_slice_count
+from stoker._order.order import MAX_LANES
 from stoker._order.sharding import RankSharding
 from stoker._pack.part_writer import RECORD_EVERY_OBJECTS
 from stoker._pack.stored_samples import HEADER_BYTES, TaskMemory, sample_bytes

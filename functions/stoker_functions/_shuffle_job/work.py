@@ -20,7 +20,8 @@ from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, SampleGroup
 from stoker._format.supersample import MAX_TARGET_BYTES
 from stoker._format.versions import read_manifest
-from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
+from stoker._order.epoch_layout import MAX_EPOCH, MAX_SLICES, EpochLayout
+from stoker._order.order import MAX_LANES
 from stoker._pack.scatter import Scatter
 from stoker._pack.stored_samples import StoredSamples, read_groups, usable_bytes
 from stoker.abc import Store

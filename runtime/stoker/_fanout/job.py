@@ -17,7 +17,7 @@ from stoker._fanout.concurrency import Task
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import FORMAT, MAX_TARGET_BYTES
-from stoker._order.order import MAX_SLICES
+from stoker._order.epoch_layout import MAX_SLICES
 from stoker._pack.permute_task import PermuteTask
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records

@@ -28,7 +28,7 @@ from stoker._fetch.super_samples import SuperSampleReader
 from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest, sample_starts
 from stoker._memory.ring import PagePrefaulter, RingStateError
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker._order.steps import PlannedStep, Segment, StepSource, resident_item
 from stoker.abc import Readable
 from stoker.errors import StokerError

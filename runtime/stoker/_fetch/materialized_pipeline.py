@@ -18,7 +18,7 @@ from stoker._cache.index import TierSet
 from stoker._fetch.batch_stream import Batch, StoredDataset
 from stoker._fetch.pipeline import BatchPipeline, OpenDataset
 from stoker._format.manifest import Manifest, version_key
-from stoker._order.order import MAX_EPOCH, EpochLayout
+from stoker._order.epoch_layout import MAX_EPOCH, EpochLayout
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     ChecksumError,

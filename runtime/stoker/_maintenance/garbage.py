@@ -26,7 +26,7 @@ from stoker._maintenance.inspection import (
     open_super_sample,
     restore_record,
 )
-from stoker._order.order import EPOCHS_FOLDER
+from stoker._order.epoch_layout import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
 from stoker._pack.merge import fits
 from stoker._pack.record import RECORD_KEY_PATTERN, PackRecord, list_records, record_key

@@ -13,6 +13,8 @@ delivered in **blocks**, each the permuted union of parts of consecutive pieces:
   least 1.
 - ``full``: one keyed permutation of all samples (see :mod:`stoker._order.random_words`), without lanes and pieces.
 
+With ``sticky``, most super-samples stay in their lane of the epoch before (see :mod:`stoker._order.sticky`).
+
 With ``unit_bytes``, ``window`` permutes units, which are runs of a super-sample's rows (see
 :mod:`stoker._order.units`): the order is that of a data set whose super-samples are the units. In this module, a
 super-sample is then a unit.
@@ -32,8 +34,6 @@ Any place is located in O(super-samples), and blocks are computed on demand.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -46,8 +46,8 @@ from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._base.computed import cached_property
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import Manifest, sample_starts
-from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
+from stoker._order.sticky import MAX_STICKY, sort_by_home
 from stoker._order.units import Units
 from stoker.errors import ConfigError
 
@@ -76,9 +76,12 @@ class OrderConfig(BoundedConfig):
             ranks.
         unit_bytes: size of the units that ``window`` permutes and mixes, 1 to 2**30 bytes; a unit is a run of rows of
             one super-sample with about this size. None (default) for whole super-samples.
+        sticky: probability that a super-sample stays in its lane of the epoch before, 0 (default) to 0.99, in steps of
+            a millionth.
 
     Raises:
-        ConfigError: a value is out of range, or ``unit_bytes`` is given for another shuffle than ``window``.
+        ConfigError: a value is out of range, ``unit_bytes`` is given for another shuffle than ``window``, or ``sticky``
+            for units or a shuffle other than ``window`` and ``block``.
 
     Example:
         >>> OrderConfig(seed=17, shuffle="block", window=16).lanes
@@ -90,6 +93,7 @@ class OrderConfig(BoundedConfig):
     window: AtLeastOne[int] = _BY_UNIT
     lanes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_LANES)] = 1
     unit_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_UNIT_BYTES)] | None = None
+    sticky: Annotated[float, NumberBound(">=", 0), NumberBound("<=", MAX_STICKY)] = 0.0
 
     def __post_init__(self) -> None:
         given: object = self.window
@@ -101,11 +105,18 @@ class OrderConfig(BoundedConfig):
                 f"a unit of {self.unit_bytes} bytes cannot be used with shuffle {self.shuffle!r}: only 'window' "
                 "permutes units; use shuffle 'window', or no unit"
             )
+        if self.sticky and (self.unit_bytes is not None or self.shuffle not in ("window", "block")):
+            order = f"shuffle {self.shuffle!r}" if self.unit_bytes is None else "units"
+            raise ConfigError(
+                f"sticky={self.sticky:g} cannot be used with {order}: only 'window' and 'block' of whole super-samples "
+                "keep them in lanes; leave sticky out, or use one of these"
+            )
 
 
-def format_window(window: int, unit_bytes: int | None) -> str:
-    """Format a window, such as ``window 8`` or ``window 256 units of 1.00 MiB``."""
-    return f"window {window}" if unit_bytes is None else f"window {window} units of {format_bytes(unit_bytes)}"
+def format_window(window: int, unit_bytes: int | None, sticky: float = 0.0) -> str:
+    """Format a window, such as ``window 8``, ``window 8, sticky 0.9`` or ``window 256 units of 1.00 MiB``."""
+    units = "" if unit_bytes is None else f" units of {format_bytes(unit_bytes)}"
+    return f"window {window}{units}{f', sticky {sticky:g}' if sticky else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +186,11 @@ class Order:
         """Super-samples in the order of the epoch; not for ``full``."""
         if self.config.shuffle == "none":
             return np.arange(len(self._counts), dtype=np.uint32)
-        return _permutation(self, len(self._counts), Purpose.SUPER_SAMPLES).astype(np.uint32)
+        sequence = _permutation(self, len(self._counts), Purpose.SUPER_SAMPLES).astype(np.uint32)
+        if not (sticky := self.config.sticky):
+            return sequence
+        seed, lanes = self.config.seed, self.config.lanes
+        return sort_by_home(sequence, self._counts, sticky=sticky, lanes=lanes, seed=seed, epoch=self.epoch)
 
     @cached_property
     def _sequence_starts(self) -> NDArray[np.int64]:
@@ -213,7 +228,7 @@ class Order:
 
     def feistel(self) -> FeistelPermutation:
         """Return the permutation of ``full``, from position to sample number in packed order."""
-        return _keyed_permutation(self, Purpose.FULL)
+        return keyed_permutation(self, Purpose.FULL)
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return super-sample and row, ``int64 [samples]`` each, of samples given by number in packed order."""
@@ -242,7 +257,7 @@ class Order:
         return ids
 
 
-def _keyed_permutation(order: Order, purpose: Purpose) -> FeistelPermutation:
+def keyed_permutation(order: Order, purpose: Purpose) -> FeistelPermutation:
     """Return the computed permutation of all samples for a purpose in an epoch."""
     keys = words(FeistelPermutation.ROUNDS, seed=order.config.seed, purpose=purpose, epoch=order.epoch)
     return FeistelPermutation(order.samples, keys)
@@ -379,116 +394,3 @@ class Lane:
             parts.append(ids[max(0, start - begin) : start + count - begin])
             begin, block = int(self.block_ends[block]), block + 1
         return np.concatenate(parts)
-
-
-EPOCHS_FOLDER = "epochs/"
-"""Folder of materialized epochs in a data set; they can be recreated, and nothing outside is ever deleted."""
-MAX_EPOCH = 99_999_999
-"""Keys of epochs have eight digits, so that listings are in order of the epochs."""
-MAX_SLICES = 1 << 16
-
-
-def even_slice_count(min_slices: int, lanes: int) -> int:
-    """Return the least number of slices, from ``min_slices`` on, of whole lanes or equal parts of one lane."""
-    if min_slices > lanes:
-        return -(-min_slices // lanes) * lanes
-    return next(count for count in range(max(1, min_slices), lanes + 1) if lanes % count == 0)
-
-
-class EpochLayout:
-    """The layout of a materialized epoch of a run: pure arithmetic.
-
-    The epoch is a data set of its own. Its rows are the places of lane 0, followed by those of lane 1, and so on. With
-    the same number of lanes, order ``none`` of the epoch then delivers the same samples as ``full``. Position ``p``
-    delivers this row::
-
-        row(p) = start(p mod lanes) + ⌊p / lanes⌋,    start(l) = l · ⌊N / lanes⌋ + min(l, N mod lanes)
-
-    Row ``row(p)`` is sample number ``F(p)`` of the original data set (see :mod:`stoker._order.random_words`).
-
-    Args:
-        manifest: manifest of the original data set.
-        seed: seed of the order.
-        lanes: number of lanes of the epoch.
-        epoch: number of the epoch, from 0.
-        purpose: permutation of the samples: that of ``full``, or ``PACK`` for that of ``pack --shuffle``, which writes
-            a data set like an epoch 0 with one lane.
-
-    Raises:
-        ConfigError: seed, lanes or epoch is out of range.
-    """
-
-    def __init__(
-        self, manifest: Manifest, *, seed: int, lanes: int, epoch: int, purpose: Purpose = Purpose.FULL
-    ) -> None:
-        if not 0 <= epoch <= MAX_EPOCH:
-            raise ConfigError(f"epoch {epoch} cannot be materialized: it is not in [0, {MAX_EPOCH}]")
-        self.order = Order(manifest.rows.samples, OrderConfig(seed=seed, shuffle="full", lanes=lanes), epoch)
-        self.manifest, self.seed, self.lanes, self.epoch, self._purpose = manifest, seed, lanes, epoch, purpose
-        self.samples = self.order.samples
-        run = [FORMAT, manifest.dataset, manifest.version, seed, lanes]
-        self.run_folder = f"{EPOCHS_FOLDER}{_digest(run)}/"
-        """Folder of all epochs of the run, which share the data set, its version, the seed and the lanes."""
-        self.folder = self.folder_of(epoch)
-        """Folder of this epoch."""
-        self.dataset = _digest([*run, epoch])
-        """Id of the epoch's data set."""
-        base, extra = divmod(self.samples, lanes)
-        numbers = np.arange(lanes + 1)
-        self.lane_starts: NDArray[np.int64] = numbers * base + np.minimum(numbers, extra)
-        """First row of each lane, and the row behind the last, ``int64 [lanes + 1]``."""
-
-    def folder_of(self, epoch: int) -> str:
-        """Return the folder of any epoch of the run."""
-        return f"{self.run_folder}{epoch:08d}/"
-
-    def run_id(self, *values: object) -> str:
-        """Return the id of the pack run for a part of the epoch; equal parts give equal ids."""
-        return _digest([self.dataset, *values])
-
-    def positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of rows, ``int64 [n]``."""
-        lanes = np.searchsorted(self.lane_starts, rows, "right") - 1
-        positions: NDArray[np.int64] = (rows - self.lane_starts[lanes]) * self.lanes + lanes
-        return positions
-
-    def samples_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at rows, as numbers in the original's packed order, ``int64 [n]``."""
-        return self._permutation(self.positions(rows))
-
-    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of samples given by number, ``int64 [n]``: the inverse of :meth:`samples_of`."""
-        places, lanes = np.divmod(self._permutation.inverse(samples), self.lanes)
-        rows: NDArray[np.int64] = self.lane_starts[lanes] + places
-        return rows
-
-    def slice_starts(self, slices: int) -> NDArray[np.int64]:
-        """Return the first row of each slice, and the row behind the last, ``int64 [slices + 1]``.
-
-        Raises:
-            ConfigError: the number of slices is out of range or uneven; see :func:`even_slice_count`.
-        """
-        if not 1 <= slices <= MAX_SLICES or (slices % self.lanes and self.lanes % slices):
-            raise ConfigError(
-                f"{slices} slices do not divide {self.lanes} lanes evenly: give at most {MAX_SLICES}, a multiple or a "
-                f"divisor of {self.lanes}"
-            )
-        if slices <= self.lanes:
-            return self.lane_starts[:: self.lanes // slices]
-        parts = slices // self.lanes
-        counts = np.diff(self.lane_starts)
-        starts = self.lane_starts[:-1, None] + np.arange(parts) * counts[:, None] // parts
-        return np.append(starts.ravel(), self.samples)
-
-    def lane_row_counts(self, start: int, stop: int) -> list[int]:
-        """Return the number of rows in ``[start, stop)`` of each lane that has any, in order of the lanes."""
-        counts = np.diff(np.clip(self.lane_starts, start, stop))
-        return [int(count) for count in counts if count]
-
-    @cached_property
-    def _permutation(self) -> FeistelPermutation:
-        return _keyed_permutation(self.order, self._purpose)
-
-
-def _digest(values: list[object]) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

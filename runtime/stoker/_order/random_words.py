@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     FULL = 4
     SAMPLE = 5
     PACK = 6
+    HOME = 7
 
 
 def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from stoker._base.fields import JsonFields
 from stoker._format.pack_shuffle import PackShuffle
 from stoker._format.supersample import FORMAT, MAX_TARGET_BYTES
-from stoker._order.order import MAX_SLICES
+from stoker._order.epoch_layout import MAX_SLICES
 from stoker._pack.record import PackRecord
 from stoker._pack.shuffle import Permutation
 

@@ -26,7 +26,7 @@ from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.range_plan import SampleGroup
 from stoker._format.manifest import Manifest, ManifestRows, PackRun, sample_starts
 from stoker._memory.ring import Ring
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker._pack.part_writer import PartRecord, PartWriter, WriteConfig
 from stoker._pack.stored_samples import SampleSource, StoredSamples, TaskMemory, read_whole
 from stoker.abc import Readable, Store

@@ -22,7 +22,7 @@ from stoker._base.task_group import for_each
 from stoker._fetch.materialized_pipeline import load_manifest
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import Head
-from stoker._order.order import MAX_SLICES, EpochLayout
+from stoker._order.epoch_layout import MAX_SLICES, EpochLayout
 from stoker._order.random_words import Purpose
 from stoker._pack.plan import PackConfig, plan_pack
 from stoker._pack.record import list_records

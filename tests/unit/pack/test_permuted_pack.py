@@ -19,7 +19,7 @@ from stoker._format.pack_shuffle import PackShuffle
 from stoker._maintenance.compaction import compact
 from stoker._maintenance.garbage import collect_garbage, plan_removal
 from stoker._maintenance.recovery import rebuild_manifest
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker._order.random_words import FeistelPermutation, Purpose, words
 from stoker._pack import shuffle as permuting
 from stoker._pack.catalog import BucketCatalog

@@ -10,7 +10,7 @@ import pytest
 from stoker import Array, Order, OrderConfig, Schema
 from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._format.supersample import SuperSampleRecord
-from stoker._order.order import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slice_count
+from stoker._order.epoch_layout import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slice_count
 from stoker.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ from stoker._fetch.batch_stream import Batch
 from stoker._fetch.config import PipelineConfig
 from stoker._fetch.materialized_pipeline import MaterializedPipeline
 from stoker._format.versions import read_manifest
-from stoker._order.order import EpochLayout
+from stoker._order.epoch_layout import EpochLayout
 from stoker.abc import Store
 from stoker.errors import (
     CredentialsError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._order.order import MAX_EPOCH, MAX_SLICES
+from stoker._order.epoch_layout import MAX_EPOCH, MAX_SLICES
 from stoker.errors import ConfigError, EventError
 from stoker_functions._shuffle_job.work import ShuffleTask
 from support.materialized import WAYS, plan_tasks
