@@ -310,13 +310,16 @@ class StreamConfig:
         """
         return CacheSpec.parse_all(self.cache)
 
-    def cluster_tier(self) -> ClusterTier | None:
+    def cluster_tier(self, *, is_shared: bool = False) -> ClusterTier | None:
         """Return the cache of this machine's loaders, without a connection yet.
+
+        Args:
+            is_shared: whether other ranks get the same batches.
 
         Raises:
             ConfigError: ``cluster`` is not valid.
         """
-        return None if self.cluster is None else ClusterTier(self.cluster)
+        return None if self.cluster is None else ClusterTier(self.cluster, is_shared=is_shared)
 
     def shared_tier(self, store: Readable, processes: int) -> Tier | None:
         """Return the tier that ``tier`` names or is, without a connection yet.

@@ -47,6 +47,7 @@ from stoker_torch._device_cache import DeviceCache
 from stoker_torch._device_images import DeviceImageDecoder, EncodedImages, like_decoded
 from stoker_torch._options import Budget
 from stoker_torch._pool import PendingBatch, SamplePool
+from stoker_torch._ranks import has_twins
 from stoker_torch._readahead import Readahead
 from stoker_torch._staging import StagedIteration, Staging, Transform
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
@@ -182,7 +183,7 @@ class LoaderResources:
                 f"{format_bytes(manifest.largest_bytes)}: use a code with more data shards"
             )
         is_lent = shared is not None and shared in (config.tier, config.warm)
-        cluster = config.cluster_tier()
+        cluster = config.cluster_tier(is_shared=has_twins(pipeline_config.world_size))
         self._own_tiers = TierSet(tiers, cluster, None if is_lent else shared)
         return TierSet(tiers, cluster, shared)
 

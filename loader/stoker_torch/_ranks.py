@@ -93,6 +93,14 @@ def _is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def has_twins(world_size: int) -> bool:
+    """Return whether other ranks get the same batches: there are more than the data set is divided among."""
+    if _is_distributed():
+        return distributed.get_world_size() > world_size
+    text = os.environ.get("WORLD_SIZE", "1")  # of a spawned worker process
+    return text.isdecimal() and int(text) > world_size
+
+
 def local_world_size() -> int:
     """Return the number of ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")

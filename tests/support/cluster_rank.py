@@ -42,6 +42,7 @@ def train(
     **settings: Any,
 ) -> dict[str, Any]:
     """Train, in a mesh of two by two ranks if they have a file to meet; return what was seen by epoch, and more."""
+    from torch import distributed
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
 
     from stoker_torch import Loader, StreamDataset
@@ -52,6 +53,7 @@ def train(
     texts = _Texts()
     logging.getLogger("stoker.cluster").addHandler(texts)
     settings = {"batch_size": 32, "seed": 1, "memory": "64MB", "cluster": cluster, **settings}
+    settings["epochs"] = epochs  # nothing is fetched for later ones
     settings["fetch"] = FetchConfig(hedge=False)  # on a busy machine, hedges read what the checks count
     delivered, longest = [], 0.0
     loader = StreamDataset(URL, **settings) if workers else Loader(URL, **settings)
@@ -69,6 +71,8 @@ def train(
             ids += batch["id"].tolist()
             assert batch["x"][:, -1].tolist() == [number % 251 for number in batch["id"].tolist()]
             time.sleep(seconds)
+            if meeting:
+                distributed.barrier()  # as a training's collectives keep ranks together
             begun = time.perf_counter()
         delivered.append(ids)
     report = {"epochs": delivered, "longest_wait": longest, "warnings": "\n".join(texts.texts), "states": {}}

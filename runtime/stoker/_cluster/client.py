@@ -39,6 +39,7 @@ class ClusterTier:
 
     Args:
         text: setting ``cluster=``.
+        is_shared: whether other clients need the same objects at about the same time; default False.
 
     Raises:
         ConfigError: the setting is malformed, or the limit is above the machine's memory.
@@ -46,8 +47,8 @@ class ClusterTier:
 
     name = "cluster"
 
-    def __init__(self, text: str) -> None:
-        self._text, self._spec = text, ClusterSpec.parse(text)
+    def __init__(self, text: str, *, is_shared: bool = False) -> None:
+        self._text, self._spec, self._is_shared = text, ClusterSpec.parse(text), is_shared
         total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if self._spec.path is None and self._spec.limit_bytes > total_bytes:
             raise ConfigError(
@@ -61,7 +62,7 @@ class ClusterTier:
         Raises:
             ConnectionLostError: the connection ended meanwhile.
         """
-        return await self._read(Kind.ASK, ref, into)
+        return await self._read(Kind.ASK, ref, into, number=int(self._is_shared))
 
     async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
         """Copy an object into ``into``; return False if it is not here. This client will not give it.
@@ -84,15 +85,18 @@ class ClusterTier:
         connection = await self._links.get().connection()
         return NOT_FOUND if connection is None else await connection.find(name_of(ref))
 
-    async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview) -> bool:
-        if ref.size_bytes > self._spec.limit_bytes:
+    async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview, *, number: int = 0) -> bool:
+        if self._is_too_large(ref):
             return False
         connection = await self._links.get().connection()
-        return connection is not None and await connection.read(kind, name_of(ref), into)
+        return connection is not None and await connection.read(Frame(kind, 0, name_of(ref), number), into)
+
+    def _is_too_large(self, ref: ObjectRef) -> bool:
+        return ref.size_bytes > self._spec.limit_bytes and not self._is_shared
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Give an object to the process, if this client has fetched it for all, or the process still lacks it."""
-        if ref.size_bytes <= self._spec.limit_bytes and (connection := self._links.get().present) is not None:
+        if not self._is_too_large(ref) and (connection := self._links.get().present) is not None:
             connection.give(name_of(ref), data)
 
     def decline(self, ref: ObjectRef) -> None:
@@ -188,12 +192,12 @@ class _Connection(FrameProtocol):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
 
-    async def read(self, kind: Kind, name: str, into: memoryview) -> bool:
+    async def read(self, asked: Frame, into: memoryview) -> bool:
         """Ask for an object, and copy it; return False if the process does not have it."""
-        answer = await self._request(kind, name, into)
+        answer = await self._request(asked, into)
         if answer.kind is Kind.HIT and self._arena is not None:
             into[:] = self._arena[answer.number : answer.number + len(into)]
-        return answer.kind is Kind.HIT
+        return answer.kind in (Kind.HIT, Kind.PASS)
 
     async def find(self, name: str) -> Found:
         """Return an object's memory, or whether there is room for it; neither if it is not mapped, or in no answer."""
@@ -205,7 +209,7 @@ class _Connection(FrameProtocol):
                 return NOT_FOUND
             try:
                 async with asyncio.timeout(_SILENT_SECONDS):
-                    answer = await self._request(Kind.PEEK, name)
+                    answer = await self._request(Frame(Kind.PEEK, name=name))
             except TimeoutError:
                 return NOT_FOUND
             if answer.kind is not Kind.HIT:
@@ -215,19 +219,20 @@ class _Connection(FrameProtocol):
             place = self._places[name] = answer.number
         return Found(self._arena[place : place + size_of(name)])
 
-    async def _request(self, kind: Kind, name: str, into: memoryview | None = None) -> Frame:
+    async def _request(self, asked: Frame, into: memoryview | None = None) -> Frame:
         """Send a request and return the answer, whose body, if it has one, is then in ``into``."""
         if self.is_lost:
             raise ConnectionLostError("the connection to the cache process has ended")
-        request = next(self._numbers)
+        request, name = next(self._numbers), asked.name
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._reads[request] = into, answer
         self._unanswered[request] = asyncio.get_running_loop().time()
-        self.send(Frame(kind, request, name))
+        self.send(asked._replace(request=request))
         try:
             return await answer
         except asyncio.CancelledError:
-            if not answer.cancelled() and answer.result().kind is Kind.LEASE:  # it came together with the cancellation
+            came = None if answer.cancelled() or answer.exception() else answer.result()  # with the cancellation
+            if came is not None and came.kind is Kind.LEASE:
                 self.release(name)
             raise
         finally:
@@ -273,10 +278,9 @@ class _Connection(FrameProtocol):
                 self.send(Frame(Kind.RELEASE, 0, frame.name))
             else:
                 self._leases.add(frame.name)
-        elif frame.kind is Kind.HIT:
-            if self._arena is None:
-                return size_of(frame.name), into
-        elif frame.kind not in (Kind.FULL, Kind.LACKING):
+        elif frame.kind is Kind.PASS or (frame.kind is Kind.HIT and self._arena is None):
+            return size_of(frame.name), into
+        elif frame.kind not in (Kind.HIT, Kind.FULL, Kind.LACKING):
             raise ValueError(f"the process sent {frame.kind.name}")
         self.body_received(frame)
         return 0, None
@@ -295,7 +299,7 @@ class _Connection(FrameProtocol):
         """End the connection, once what was given has arrived."""
         transport = self.transport
         if transport is not None and not self.is_lost:
-            transport.write_eof()  # also where a forked process has the socket, too
+            self.end()
             before_bytes, unsent_bytes = math.inf, transport.get_write_buffer_size()
             while not self._ended.done() and unsent_bytes < before_bytes:
                 await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)

@@ -26,6 +26,7 @@ class Kind(enum.IntEnum):
     OPEN = 0
     """The client has mapped the arena if the number is 1; else it wants bodies."""
     ASK = 1
+    """The number is 1 if other clients need the object at about the same time."""
     PEEK = 2
     """Like ASK, but without a lease, and without waiting."""
     GIVE = 3
@@ -41,6 +42,8 @@ class Kind(enum.IntEnum):
     """Another client fetches the object; the answer follows."""
     LACKING = 20
     """Answer to PEEK: the object is not here, and there is room for it."""
+    PASS = 21
+    """The object is here for a while; a body follows."""
 
 
 class Frame(NamedTuple):
@@ -85,6 +88,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._frame: Frame | None = None
         self._body: memoryview | None = None
         self._left = 0
+        self._has_ended = False
         self.transport: asyncio.Transport | None = None
 
     # To be overridden.
@@ -103,11 +107,17 @@ class FrameProtocol(asyncio.BufferedProtocol):
     # Sending.
 
     def send(self, frame: Frame, body: bytes | memoryview = b"") -> None:
-        """Send a frame; the memory of the body must not change afterwards."""
-        if self.transport is not None and not self.transport.is_closing():
+        """Send a frame, unless the connection ends; the memory of the body must not change afterwards."""
+        if self.transport is not None and not self.transport.is_closing() and not self._has_ended:
             self.transport.write(frame.encode())
             if body:
                 self.transport.write(body)
+
+    def end(self) -> None:
+        """Send nothing more; the other side ends the connection once all has arrived."""
+        if self.transport is not None and not self._has_ended:
+            self._has_ended = True
+            self.transport.write_eof()  # also where a forked process has the socket, too
 
     def abort(self) -> None:
         """End the connection: nothing is written to memory any more."""

@@ -33,6 +33,8 @@ _LOCK_SECONDS = 5.0
 """Time to wait for a process that is about to end."""
 _HELLO_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
+_PASSING_BYTES = 256 << 20
+"""Maximum memory, beside the limit and not above it, of objects that ranks with the same batches need at a time."""
 _FIRST_SECONDS = 10.0
 """Minimum time to wait for the first client, which has started the process."""
 
@@ -53,7 +55,7 @@ class Node:
     """
 
     def __init__(self, arena: Arena, limit_bytes: int) -> None:
-        self.arena, self.catalog = arena, Catalog(limit_bytes)
+        self.arena, self.catalog = arena, Catalog(limit_bytes, min(limit_bytes, _PASSING_BYTES))
         self.clients: set[NodeConnection] = set()
         self.had_clients = False
         self.idle_since: float | None = asyncio.get_running_loop().time()
@@ -111,12 +113,15 @@ class NodeConnection(FrameProtocol):
     def reply(self, reply: Reply) -> None:
         """Send the answer to a request."""
         name = self._asked.pop(reply.request, "")
-        body: bytes | memoryview = b""
+        place, body = reply.place, memoryview(b"")
+        if isinstance(place, bytearray):
+            self.send(Frame(Kind.PASS, reply.request, name), memoryview(place))
+            return
         if reply.decision is Decision.LEASE:
             self._node.watch_lease(self, name)
         elif reply.decision is Decision.HIT and not self._has_mapped:
-            body = self._node.arena.memory[reply.offset : reply.offset + size_of(name)]
-        self.send(Frame(Kind[reply.decision.name], reply.request, name, reply.offset), body)
+            body = self._node.arena.memory[place : place + size_of(name)]
+        self.send(Frame(Kind[reply.decision.name], reply.request, name, place), body)
 
     def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
         catalog, name = self._node.catalog, frame.name
@@ -125,7 +130,7 @@ class NodeConnection(FrameProtocol):
                 self._has_mapped = bool(frame.number)
             case Kind.ASK:
                 self._asked[frame.request] = name
-                reply = catalog.ask(self, frame.request, name)
+                reply = catalog.ask(self, frame.request, name, is_shared=bool(frame.number))
                 self._node.answer([reply])
                 if reply is None:
                     self.send(Frame(Kind.WAIT, frame.request, name))
@@ -147,14 +152,16 @@ class NodeConnection(FrameProtocol):
 
     def _place(self, name: str) -> memoryview | None:
         node, size_bytes = self._node, size_of(name)
-        offset = node.catalog.begin(self, name)
-        if offset is None:
+        place = node.catalog.begin(self, name)
+        if place is None:
             return None
-        if not node.arena.reserve(offset, size_bytes):
+        if isinstance(place, bytearray):
+            return memoryview(place)
+        if not node.arena.reserve(place, size_bytes):
             _log.warning("the system has no room for more than %d bytes: no object is added", node.catalog.used_bytes)
             node.answer(node.catalog.stop_adding(name))
             return None
-        return node.arena.memory[offset : offset + size_bytes]
+        return node.arena.memory[place : place + size_bytes]
 
     def body_received(self, frame: Frame) -> None:
         self._node.answer(self._node.catalog.complete(self, frame.name))

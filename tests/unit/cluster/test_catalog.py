@@ -128,10 +128,12 @@ class Clients:
 
     Args:
         seed: fixes the order.
+        limit: number of objects that have a place.
+        passing: number of objects that may pass.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.random, self.catalog = Random(seed), Catalog(6 * SIZE)
+    def __init__(self, seed: int, limit: int, passing: int) -> None:
+        self.random, self.catalog = Random(seed), Catalog(limit * SIZE, passing * SIZE)
         self.names = [name_of_object(number) for number in range(8)]
         self.alive = {f"client {number}" for number in range(5)}
         self.owners: dict[str, str] = {}
@@ -150,21 +152,27 @@ class Clients:
             self.answers[reply.client, reply.request] += 1
             if reply.decision is Decision.LEASE:
                 assert self.owners.setdefault(name, reply.client) == reply.client
+            elif isinstance(reply.place, bytearray):
+                assert reply.decision is Decision.HIT
+                assert reply.place.startswith(name.encode())
             elif reply.decision is Decision.HIT:
-                assert self.places[name] == reply.offset
+                assert self.places[name] == reply.place
             else:
                 assert name not in self.places
 
     def ask(self, client: str) -> None:
         name, self.asked = self.random.choice(self.names), self.asked + 1
         self.waiting[client, self.asked] = name
-        self.receive([self.catalog.ask(client, self.asked, name)])
+        self.receive([self.catalog.ask(client, self.asked, name, is_shared=True)])
 
     def give(self, client: str) -> None:
         for name in self.owned_by(client):
             place = self.catalog.begin(client, name)
             assert place is not None
-            assert self.places.setdefault(name, place) == place
+            if isinstance(place, bytearray):
+                place[: len(name)] = name.encode()
+            else:
+                assert self.places.setdefault(name, place) == place
             assert len(set(self.places.values())) == len(self.places)
             del self.owners[name]
             self.receive(self.catalog.complete(client, name))
@@ -189,9 +197,12 @@ class Clients:
         return [name for name, owner in self.owners.items() if owner == client]
 
 
+@pytest.mark.parametrize(("limit", "passing"), [(6, 0), (3, 2), (0, 3)])
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_clients_do_one_owns_an_object_and_every_request_is_answered_once(seed: int) -> None:
-    clients = Clients(seed)
+def test_whatever_clients_do_one_owns_an_object_and_every_request_is_answered_once(
+    seed: int, limit: int, passing: int
+) -> None:
+    clients = Clients(seed, limit, passing)
     deeds = [clients.ask] * 60 + [clients.give] * 12 + [clients.give_up] * 8 + [clients.cancel] * 8 + [clients.die]
     for _ in range(300):
         if clients.alive:
@@ -200,4 +211,53 @@ def test_whatever_clients_do_one_owns_an_object_and_every_request_is_answered_on
         clients.give(next(iter(clients.owners.values())))
     assert not clients.waiting
     assert set(clients.answers.values()) <= {1}
-    assert clients.catalog.used_bytes <= 6 * SIZE
+    assert clients.catalog.used_bytes <= limit * SIZE
+    passing_names = clients.catalog._passing
+    assert sum(passing_names.values()) <= passing * SIZE  # a client gives one at a time
+    assert all(clients.catalog._objects[name].is_here for name in passing_names)
+
+
+def gave(catalog: Catalog, client: str, name: str) -> bytearray:
+    """Give an object that passes; return its memory."""
+    place = catalog.begin(client, name)
+    assert isinstance(place, bytearray)
+    catalog.complete(client, name)
+    return place
+
+
+def test_beyond_the_limit_an_object_that_several_need_passes() -> None:
+    catalog = Catalog(0, 2 * SIZE)
+    assert catalog.ask("x", 1, A) == Reply("x", 1, Decision.FULL)  # nobody else needs it
+    assert catalog.ask("x", 2, A, is_shared=True) == Reply("x", 2, Decision.LEASE)
+    assert catalog.ask("y", 1, A, is_shared=True) is None
+    place = catalog.begin("x", A)
+    assert isinstance(place, bytearray)
+    assert len(place) == SIZE
+    assert catalog.complete("x", A) == [Reply("y", 1, Decision.HIT, place)]
+    assert catalog.ask("z", 1, A) == Reply("z", 1, Decision.HIT, place)
+    assert catalog.peek("z", 2, A) == Reply("z", 2, Decision.FULL)  # it does not stay
+    catalog.reject(A)
+    assert catalog.ask("z", 3, A, is_shared=True) == Reply("z", 3, Decision.LEASE)
+
+
+def test_objects_that_pass_make_room_for_newer_ones_but_not_while_they_arrive() -> None:
+    catalog = Catalog(0, 2 * SIZE)
+    c = name_of_object(3)
+    for name in (A, B, c):  # leases take no room
+        assert catalog.ask("x", 1, name, is_shared=True) == Reply("x", 1, Decision.LEASE)
+    first, second = gave(catalog, "x", A), catalog.begin("x", B)
+    third = gave(catalog, "x", c)
+    assert catalog.ask("y", 2, c) == Reply("y", 2, Decision.HIT, third)
+    assert catalog.ask("y", 3, A) == Reply("y", 3, Decision.FULL)  # it was the oldest that was here
+    catalog.complete("x", B)
+    assert catalog.ask("y", 4, B) == Reply("y", 4, Decision.HIT, second or 0)
+    assert len(first) == SIZE
+
+
+def test_the_room_of_an_object_that_nobody_gave_is_free_again() -> None:
+    catalog = Catalog(0, SIZE)
+    catalog.ask("x", 1, A, is_shared=True)
+    assert catalog.release("x", A) == []
+    assert catalog.ask("y", 1, B, is_shared=True) == Reply("y", 1, Decision.LEASE)
+    catalog.forget("y")
+    assert catalog.ask("z", 1, A, is_shared=True) == Reply("z", 1, Decision.LEASE)

@@ -1,4 +1,4 @@
-"""Parts of objects in the memory of a cache process: where an object is, or whether there is room for it."""
+"""Objects of a cache process other than whole ones in its memory: parts, and objects that only pass."""
 
 from __future__ import annotations
 
@@ -92,5 +92,50 @@ def test_a_search_in_a_silent_process_ends_soon_and_the_next_at_once() -> None:
             await asyncio.sleep(0.01)
         assert await tier.find(object_of(2)[0]) == Found(None, has_room=True)
         await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_beyond_the_limit_an_object_passes_between_those_that_need_it_together() -> None:
+    async def check(running: node.Node) -> None:
+        first, second, third = (ClusterTier(TEXT, is_shared=True) for _ in range(3))
+        alone = ClusterTier(TEXT)
+        assert await read_object(alone, object_of(0, 20 * MIB)[0]) is None  # it has most places
+        ref, body = object_of(1, 20 * MIB)
+        assert await read_object(first, ref) is None
+        waiting = asyncio.create_task(read_object(second, ref))
+        cancelled = asyncio.create_task(read_object(third, ref))
+        await asyncio.sleep(0.05)
+        first.offer(ref, memoryview(body))
+        while not running.catalog.hits:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        cancelled.cancel()  # in the middle of the bytes
+        assert await waiting == body
+        assert await read_object(third, ref) == body
+        assert await read_object(alone, ref) == body
+        assert await third.find(ref) == NOT_FOUND
+        for tier in (first, second, third, alone):
+            await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_the_process_keeps_no_more_that_passes_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "_PASSING_BYTES", 4 * MIB)
+
+    async def check(running: node.Node) -> None:
+        first, second = (ClusterTier(TEXT, is_shared=True) for _ in range(2))
+        keeping, _body = object_of(0, 30 * MIB)
+        assert await read_object(first, keeping) is None  # it has all places
+        for number in range(1, 6):
+            ref, body = object_of(number, MIB)
+            assert await read_object(first, ref) is None
+            first.offer(ref, memoryview(body))
+            assert await read_object(second, ref) == body
+        for number in (5, 4, 3, 2):
+            assert await read_object(second, object_of(number, MIB)[0]) is not None
+        assert await read_object(second, object_of(1, MIB)[0]) is None
+        await first.close()
+        await second.close()
 
     check_with_node(check, TEXT)

@@ -284,6 +284,30 @@ def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monk
     check_with_node(check, TEXT)
 
 
+def test_a_lease_that_comes_while_a_client_is_closed_does_not_stop_what_was_given() -> None:
+    async def check(running: node.Node) -> None:
+        (ref, body), (other, _body) = object_of(1, 9 * MIB), object_of(2)
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        assert await read_object(first, ref) is None
+        connection = first._links.get().present
+        assert connection is not None
+        assert connection.transport is not None
+        transport = connection.transport
+        transport.pause_reading()
+        reading = asyncio.create_task(read_object(first, other))
+        await asyncio.sleep(0.05)  # the process has sent the lease
+        first.offer(ref, memoryview(body))
+        reading.cancel()
+        closing = asyncio.create_task(first.close())
+        await asyncio.sleep(0)
+        transport.resume_reading()
+        await closing
+        assert await read_object(second, ref) == body
+        await second.close()
+
+    check_with_node(check, TEXT)
+
+
 def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
     async def check(running: node.Node) -> None:
         ref, body = object_of(1)
