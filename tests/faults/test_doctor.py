@@ -17,8 +17,9 @@ import pytest
 
 import stoker
 from stoker import S3Options, ServedOptions
+from stoker._base.machine import Machine
 from stoker._diagnostics.doctor import DoctorConfig, diagnose
-from stoker._diagnostics.machine import Finding, Level, Machine, MachineRegion, machine_findings
+from stoker._diagnostics.machine import Finding, Level, MachineRegion, machine_findings
 from stoker._diagnostics.probe import ProbeLimits
 from stoker._stores.access_token import Grant
 from stoker.cli import main

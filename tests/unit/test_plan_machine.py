@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.machine import inspect_machine
+from stoker._base.machine import inspect_machine
 
 GB = 1 << 30
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from functools import partial
 from itertools import count
 
+from stoker._base.machine import inspect_machine
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import PerLoop, run_in_thread
 from stoker._cache.index import NOT_FOUND, Found, name_of, size_of
@@ -18,8 +18,8 @@ from stoker._cluster.spec import ClusterSpec
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError, StokerError
 
-_RETRY_SECONDS = 5.0
-"""Time between two tries to reach a process that could not be reached."""
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 5.0, 300.0
+"""Time from the first try to reach a process that could not be reached to the next, which doubles, up to a maximum."""
 _CLOSE_SECONDS = 1.0
 """Time in which a process that takes none of the objects on their way is not waited for when a loader is closed."""
 _UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
@@ -42,17 +42,18 @@ class ClusterTier:
         is_shared: whether other clients need the same objects at about the same time; default False.
 
     Raises:
-        ConfigError: the setting is malformed, or the limit is above the machine's memory.
+        ConfigError: the setting is malformed, or the limit is above the memory of the machine or container.
     """
 
     name = "cluster"
 
     def __init__(self, text: str, *, is_shared: bool = False) -> None:
         self._text, self._spec, self._is_shared = text, ClusterSpec.parse(text), is_shared
-        total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if self._spec.path is None and self._spec.limit_bytes > total_bytes:
+        if self._spec.path is None and self._spec.limit_bytes > (machine := inspect_machine()).memory_bytes:
+            limited_by = f" ({machine.limited_by})" if machine.limited_by else ""
             raise ConfigError(
-                f"cluster={text!r}: this machine has {format_bytes(total_bytes)} of memory; lower limit=, or use disk:"
+                f"cluster={text!r}: there are {format_bytes(machine.memory_bytes)} of memory here{limited_by}; lower "
+                "limit=, or use disk:"
             )
         self._links = PerLoop(lambda: _LoopLink(self._spec, self._text))
 
@@ -126,7 +127,8 @@ class _LoopLink:
     def __init__(self, spec: ClusterSpec, text: str) -> None:
         self._spec, self._text = spec, text
         self._connecting: asyncio.Task[_Connection | None] | None = None
-        self._next_seconds = float("-inf")
+        self._next_seconds, self._pause_seconds = -math.inf, _RETRY_SECONDS
+        self._problem = ""
         self.present: _Connection | None = None
 
     async def connection(self) -> _Connection | None:
@@ -146,9 +148,13 @@ class _LoopLink:
         try:
             link = await run_in_thread(partial(connect, self._spec, self._text))
             self.present = await _open(link)
+            self._pause_seconds, self._problem = _RETRY_SECONDS, ""
         except (StokerError, OSError) as error:
-            self._next_seconds = loop.time() + _RETRY_SECONDS
-            _log.warning("objects are read from the bucket, without the cache of this machine: %s", error)
+            self._next_seconds = loop.time() + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, _MAX_RETRY_SECONDS)
+            if str(error) != self._problem:  # not again for each try
+                _log.warning("objects are read from the bucket, without the cache of this machine: %s", error)
+            self._problem = str(error)
         finally:
             self._connecting = None
         return self.present

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from stoker._base.checksum import crc32c
+from stoker._base.machine import Machine, inspect_machine
 from stoker._base.retry import RetryingReader, RetryPolicy
 from stoker._base.sizes import format_bytes, format_count
 from stoker._diagnostics.machine import (
     Finding,
     Level,
-    Machine,
     MachineRegion,
     detect_region,
-    inspect_machine,
     machine_findings,
     package_findings,
 )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
+from stoker._base.machine import inspect_machine
 from stoker._base.meter import Egress
 from stoker._base.sizes import format_bytes, format_dollars
 from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._diagnostics.machine import inspect_machine
 from stoker._diagnostics.probe import MIN_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker._fetch.config import Continuous, NextBatch, PipelineConfig, Schedule
 from stoker._fetch.super_samples import read_shares
