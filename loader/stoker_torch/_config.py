@@ -190,7 +190,9 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None or name not in optional:
                 object.__setattr__(self, name, validate_integer(name, value, minimum))
-        object.__setattr__(self, "window", self.order(lanes=1).window)
+        order = self.order(lanes=1)
+        object.__setattr__(self, "window", order.window)
+        object.__setattr__(self, "sticky", order.sticky)
         for name in _FLAGS:
             flag = getattr(self, name, False)
             if not isinstance(flag, bool | np.bool_):

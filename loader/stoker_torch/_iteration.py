@@ -249,6 +249,8 @@ class LoaderResources:
             threading.Thread(target=self.close, name="stoker-close").start()
             return
         with self._closing:
+            if self._process_finalizer is not None:
+                self._process_finalizer.cancel()
             if ahead is not None:
                 ahead.end()
             if self.staging is not None:

@@ -96,8 +96,11 @@ class MappedRun(Run):
         self.memory = SharedMemory(seed, self.faults, self.held)
         return (self.memory,)
 
+    loads = True
+
     def create_mapped(self) -> MappedObjects:
-        self.mapped = MappedObjects(self.memory, MANIFEST, self.fetcher, self.fetcher._counters)
+        counters = self.fetcher._counters
+        self.mapped = MappedObjects(self.memory, MANIFEST, self.fetcher, counters, loads=self.loads)
         return self.mapped
 
     def create_reader(self, limits: ReadLimits) -> Any:
@@ -141,6 +144,7 @@ def test_each_object_is_fetched_once_and_then_copied(kind: type[MappedRun], monk
     assert sorted(run.delivered) == list(range(len(SAMPLES)))
     assert run.memory.held == OBJECTS
     assert DATA_BYTES <= run.fetcher.stats.bytes <= DATA_BYTES + HEAD_BYTES
+    assert run.fetcher.stats.useful_bytes <= 1.5 * DATA_BYTES  # ranges with gaps; not the objects as well
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,6 +155,36 @@ def test_nothing_is_read_that_is_there(kind: type[MappedRun], monkeypatch: pytes
     run_virtual(run.play())
     assert sorted(run.delivered) == list(range(len(SAMPLES)))
     assert run.fetcher.stats.requests == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_most_of_an_object_is_not_wanted_only_ranges_are_fetched(
+    kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    monkeypatch.setattr(kind, "loads", False)
+    monkeypatch.setattr(kind, "held", dict(list(OBJECTS.items())[:2]))
+    run = kind(0, StoreProfile(tail_sigma=0.0), hedge=False)
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert len(run.memory.held) == 2
+    assert run.fetcher.stats.tier_hits["memory"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_object_whose_wanted_values_are_right_is_tried_once(
+    kind: type[MappedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "faults", {})
+    run = kind(0, StoreProfile(tail_sigma=0.0), hedge=False, checksum_attempts=1)
+    del run.columns["sound"]
+    run.reading = run.create_reader(ReadLimits(slot_bytes=12_000, gap_bytes=2000, range_bytes=400))
+    key = MANIFEST.key(2)
+    run.store.objects[key] = OBJECTS[key][:-1] + bytes([OBJECTS[key][-1] ^ 1])  # the end of column "sound"
+    monkeypatch.setattr(run, "_use", lambda slots, which, rows: run.delivered.extend([0] * len(rows)))
+    run_virtual(run.play())
+    assert len(run.delivered) == len(SAMPLES)
+    assert run.fetcher.stats.failed == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

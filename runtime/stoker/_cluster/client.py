@@ -26,7 +26,11 @@ _UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
 """Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
 are given to it."""
 _SILENT_SECONDS = 0.5
-"""Time after which a process that has not answered is not responsive."""
+"""Time after which a process that has not answered is not responsive, beside the time of bytes that were to be sent."""
+_LEAST_BYTES_PER_SECOND = 50e6
+"""Rate at which a process is expected to take bytes, at least."""
+_SOON_SECONDS = 1.0
+"""Time in which a connection is made, unless the process is frozen: it may have to be started."""
 
 _log = logging.getLogger("stoker.cluster")
 
@@ -83,7 +87,7 @@ class ClusterTier:
         """
         if ref.size_bytes > self._spec.limit_bytes:
             return NOT_FOUND
-        connection = await self._links.get().connection()
+        connection = await self._links.get().connection(_SOON_SECONDS)
         return NOT_FOUND if connection is None else await connection.find(name_of(ref))
 
     async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview, *, number: int = 0) -> bool:
@@ -127,21 +131,23 @@ class _LoopLink:
     def __init__(self, spec: ClusterSpec, text: str) -> None:
         self._spec, self._text = spec, text
         self._connecting: asyncio.Task[_Connection | None] | None = None
-        self._next_seconds, self._pause_seconds = -math.inf, _RETRY_SECONDS
+        self._begun_seconds, self._next_seconds, self._pause_seconds = 0.0, -math.inf, _RETRY_SECONDS
         self._problem = ""
         self.present: _Connection | None = None
 
-    async def connection(self) -> _Connection | None:
-        """Return the connection; None if the process could not be reached."""
+    async def connection(self, within_seconds: float = math.inf) -> _Connection | None:
+        """Return the connection; None if the process could not be reached, or not within a time of the first try."""
         if self.present is not None and not self.present.is_lost:
             return self.present
         self.present = None
+        loop = asyncio.get_running_loop()
         if self._connecting is None:
-            loop = asyncio.get_running_loop()
             if loop.time() < self._next_seconds:
                 return None
-            self._connecting = loop.create_task(self._connect())
-        return await asyncio.shield(self._connecting)
+            self._begun_seconds, self._connecting = loop.time(), loop.create_task(self._connect())
+        connecting, left_seconds = self._connecting, self._begun_seconds + within_seconds - loop.time()
+        done, _ = await asyncio.wait([connecting], timeout=None if math.isinf(left_seconds) else max(0.0, left_seconds))
+        return connecting.result() if done else None
 
     async def _connect(self) -> _Connection | None:
         loop = asyncio.get_running_loop()
@@ -192,7 +198,7 @@ class _Connection(FrameProtocol):
         self._reads: dict[int, tuple[memoryview | None, asyncio.Future[Frame]]] = {}
         self._unanswered: dict[int, float] = {}
         self._leases: set[str] = set()
-        self._copies: dict[str, bytes] = {}
+        self._copies: dict[str, tuple[int, bytes]] = {}  # with the request for a lease
         self._places: dict[str, int] = {}  # objects that were found: each keeps its place
         self._refused: set[str] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -214,7 +220,7 @@ class _Connection(FrameProtocol):
             if not self.is_responsive():
                 return NOT_FOUND
             try:
-                async with asyncio.timeout(_SILENT_SECONDS):
+                async with asyncio.timeout(self._patience_seconds()):
                     answer = await self._request(Frame(Kind.PEEK, name=name))
             except TimeoutError:
                 return NOT_FOUND
@@ -257,8 +263,9 @@ class _Connection(FrameProtocol):
             self._leases.discard(name)
             self.send(Frame(Kind.GIVE, 0, name), bytes(data))
         elif name not in self._copies and len(self._copies) < _MAX_COPIES:
-            self._copies[name] = bytes(data)
-            self.send(Frame(Kind.ASK, next(self._numbers), name))
+            request = next(self._numbers)
+            self._copies[name] = request, bytes(data)
+            self.send(Frame(Kind.ASK, request, name))
 
     def release(self, name: str) -> None:
         """Give back a lease, if there is one."""
@@ -267,8 +274,9 @@ class _Connection(FrameProtocol):
             self.send(Frame(Kind.RELEASE, 0, name))
 
     def reject(self, name: str) -> None:
-        """Have the process forget an object."""
+        """Have the process forget an object, whose place may be damaged: it is not looked for there again."""
         self._places.pop(name, None)
+        self._refused.add(name)
         self.send(Frame(Kind.REJECT, 0, name))
 
     def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
@@ -276,9 +284,11 @@ class _Connection(FrameProtocol):
         if frame.kind is Kind.WAIT:
             return 0, None
         into, answer = self._reads.get(frame.request, (None, None))
-        copy = self._copies.pop(frame.name, None) if answer is None else None
+        number, copy = self._copies.get(frame.name, (0, b""))
+        if number == frame.request:
+            del self._copies[frame.name]
         if frame.kind is Kind.LEASE:
-            if copy is not None:
+            if number == frame.request:
                 self.send(Frame(Kind.GIVE, 0, frame.name), copy)
             elif answer is None or answer.done():  # nobody waits for it any more
                 self.send(Frame(Kind.RELEASE, 0, frame.name))
@@ -299,7 +309,12 @@ class _Connection(FrameProtocol):
     def is_responsive(self) -> bool:
         """Return whether the process has answered the requests that it has had time for."""
         oldest = min(self._unanswered.values(), default=math.inf)
-        return not self.is_lost and asyncio.get_running_loop().time() - oldest < _SILENT_SECONDS
+        return not self.is_lost and asyncio.get_running_loop().time() - oldest < self._patience_seconds()
+
+    def _patience_seconds(self) -> float:
+        """Return how long an answer may take: it comes behind what is sent before the request."""
+        unsent_bytes = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return _SILENT_SECONDS + unsent_bytes / _LEAST_BYTES_PER_SECOND
 
     async def close(self) -> None:
         """End the connection, once what was given has arrived."""

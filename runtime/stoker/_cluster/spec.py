@@ -10,6 +10,7 @@ from typing import Annotated
 from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._base.sizes import parse_bytes
 from stoker._cache.place import parse_place
+from stoker._cluster.frames import HELLO
 from stoker.errors import ConfigError
 
 _EXAMPLE = "write for example memory:?limit=64GB or disk:/mnt/nvme?limit=1TB"
@@ -55,5 +56,5 @@ class ClusterSpec(BoundedConfig):
 
     @property
     def key(self) -> str:
-        """Name of the process's files, 16 hexadecimal digits; equal for equal settings, however long they linger."""
-        return blake2b(repr((self.path, self.limit_bytes, self.name)).encode(), digest_size=8).hexdigest()
+        """Name of the process's files, 16 hexadecimal digits; equal for equal settings of releases that go together."""
+        return blake2b(repr((HELLO, self.path, self.limit_bytes, self.name)).encode(), digest_size=8).hexdigest()

@@ -234,6 +234,7 @@ class HeadMemory:
         except ChecksumError:
             mapped.reject(ref)
             return None
+        mapped.count(len(data))
         return open_head(manifest, row, data)
 
     def _allocate(self) -> memoryview:

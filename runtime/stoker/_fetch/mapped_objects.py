@@ -30,14 +30,24 @@ class MappedObjects:
         manifest: index of the objects.
         fetcher: fetches whole objects, and offers them to the tier.
         counters: counters of hits, to update.
+        loads: whether to fetch objects that are missing; default True.
     """
 
-    def __init__(self, tier: MappedTier, manifest: Manifest, fetcher: Fetcher, counters: FetchCounters) -> None:
-        self._tier, self._fetcher, self._counters = tier, fetcher, counters
+    def __init__(
+        self,
+        tier: MappedTier,
+        manifest: Manifest,
+        fetcher: Fetcher,
+        counters: FetchCounters,
+        *,
+        loads: bool = True,
+    ) -> None:
+        self._tier, self._fetcher, self._counters, self._loads = tier, fetcher, counters, loads
         self._object_bytes = manifest.largest_bytes
         self._limiter = Limiter(_STAGED_OBJECTS)
         self._free: list[memoryview] = []
         self._loading: dict[str, asyncio.Event] = {}
+        self._failed: set[str] = set()
 
     @staticmethod
     def size_bytes(manifest: Manifest) -> int:
@@ -47,12 +57,14 @@ class MappedObjects:
     async def memory(self, ref: ObjectRef) -> memoryview | None:
         """Return an object's bytes, for reading, once it is in the tier; None if the tier does not have it in time.
 
-        Raises:
-            StoreError: the object could not be read from the store.
+        An object that cannot be read as a whole is tried once: those of its ranges that are wanted may be right.
         """
         found = await self._find(ref)
-        if found.has_room:
-            await self._load(ref)
+        if found.has_room and self._loads and ref.key not in self._failed:
+            try:
+                await self._load(ref)
+            except StoreError:
+                self._failed.add(ref.key)
             found = await self._find(ref)
         return found.memory
 
@@ -61,7 +73,6 @@ class MappedObjects:
         memory = (await self._find(ref)).memory
         if memory is not None:
             into[:] = memory[: len(into)]
-            self.count(len(into))
         return memory is not None
 
     def reject(self, ref: ObjectRef) -> None:
@@ -93,6 +104,8 @@ class MappedObjects:
                 memory = self._free.pop() if self._free else anonymous_memory(self._object_bytes)
                 try:
                     await self._fetcher.fetch_whole(ref, memory[: ref.size_bytes], urgent=True)
+                    self._counters.objects -= 1  # delivered are its ranges, when they are copied
+                    self._counters.useful_bytes -= ref.size_bytes
                 finally:
                     self._free.append(memory)
             finally:

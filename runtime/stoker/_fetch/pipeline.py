@@ -7,6 +7,7 @@ up ready items, gathers rows from their slots and releases the items. A :class:`
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Any
 from stoker._base.computed import cached_property
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
+from stoker._base.sizes import format_bytes
 from stoker._base.threads import LoopThread
 from stoker._cache.index import CacheTierStatistics, ManagedTier, MappedTier, TierSet
 from stoker._cache.tiers import track_positions
@@ -39,7 +41,7 @@ from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, mean_row_bytes
 from stoker._fetch.resident_stream import ResidentStream
-from stoker._fetch.super_samples import SuperSampleReader
+from stoker._fetch.super_samples import SuperSampleReader, read_shares
 from stoker._fetch.units import UnitReader
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, UnitSizes, max_sample_bytes, plan_group_slots, plan_slots, plan_unit_slots
@@ -51,6 +53,7 @@ from stoker._order.units import Units
 from stoker.abc import Readable
 from stoker.errors import MemoryBudgetError, StokerError
 
+_log = logging.getLogger("stoker")
 _FIRST_TOUCH_BYTES = 128 << 20
 """Part of the ring whose pages are touched at the start, since the first batches wait for it. Touching more would slow
 down fetching on machines with few cores."""
@@ -108,7 +111,9 @@ class OpenDataset:
         self.columns = manifest.schema.select(config.columns)
         cluster = tier_set.cluster_tier
         self._mapped_tier = cluster if isinstance(cluster, MappedTier) else None
-        self.slots: SlotPlan = self._plan_slots()
+        # If most of a super-sample is not wanted, only what others have given is used.
+        self._loads_mapped = self._mapped_tier is not None and not read_shares(manifest, self.columns)
+        self.slots: SlotPlan = self._plan_slots_for_mapped()
         if self.slots.holds_groups:  # which need whole objects for the cluster tier only
             tier_set = TierSet() if self._mapped_tier is None else replace(tier_set, tiers=())
         self.tiers = tier_set.tiers
@@ -140,7 +145,8 @@ class OpenDataset:
             return SuperSampleReader(*parts, self.ring, arrays)
         mapped, limits = None, ReadLimits.of(self.slots)
         if self._mapped_tier is not None:
-            mapped = MappedObjects(self._mapped_tier, manifest, fetcher, self.process.counters)
+            counters, loads = self.process.counters, self._loads_mapped
+            mapped = MappedObjects(self._mapped_tier, manifest, fetcher, counters, loads=loads)
         if isinstance(self.ring, UnitRing):
             return UnitReader(manifest, columns, fetcher, self.ring, limits, self._units, arrays, mapped)
         return SampleGroupReader(manifest, columns, fetcher, self.ring, limits, arrays, mapped)
@@ -157,11 +163,26 @@ class OpenDataset:
     def _units(self) -> Units:
         return Units.of(self.dataset.manifest.rows, self.config.order.unit_bytes)
 
-    def _plan_slots(self) -> SlotPlan:
+    def _plan_slots_for_mapped(self) -> SlotPlan:
+        """Return the division of the memory, without room to load objects for a mapped tier if there is none."""
+        if not self._loads_mapped:
+            return self._plan_slots(0)
+        staged_bytes = MappedObjects.size_bytes(self.dataset.manifest)
+        try:
+            return self._plan_slots(staged_bytes)
+        except MemoryBudgetError:
+            slots, self._loads_mapped = self._plan_slots(0), False
+        _log.warning(
+            "memory= has no room to load super-samples for cluster=, which takes %s: only what others have given is "
+            "copied, and the rest is read by ranges; give more memory, or use fewer workers",
+            format_bytes(staged_bytes),
+        )
+        return slots
+
+    def _plan_slots(self, staged_bytes: int) -> SlotPlan:
         """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
         manifest, config = self.dataset.manifest, self.config
         manifest_bytes = manifest.file_bytes + config.held_bytes
-        staged_bytes = 0 if self._mapped_tier is None else MappedObjects.size_bytes(manifest)
         sharers = config.workers or 1
         if config.order.unit_bytes is not None:
             return plan_unit_slots(

@@ -250,6 +250,7 @@ class _PlannedReads:
                 self.verify(number)
             except ChecksumError:
                 mapped.reject(refs[row])
+                memories[row] = None
                 left.append(number)
                 continue
             mapped.count(end - start)

@@ -100,6 +100,7 @@ class OrderConfig(BoundedConfig):
         if given is None:
             object.__setattr__(self, "window", DEFAULT_WINDOW if self.unit_bytes is None else DEFAULT_UNIT_WINDOW)
         BoundedConfig.__post_init__(self)  # super() does not know a class with slots
+        object.__setattr__(self, "sticky", float(self.sticky))  # JSON and states do not take numpy's
         if self.unit_bytes is not None and self.shuffle != "window":
             raise ConfigError(
                 f"a unit of {self.unit_bytes} bytes cannot be used with shuffle {self.shuffle!r}: only 'window' "

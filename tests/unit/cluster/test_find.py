@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker._cache.index import NOT_FOUND, Found
+from stoker._cluster import client as client_module
 from stoker._cluster import node
 from stoker._cluster.arena import Arena
 from stoker._cluster.client import ClusterTier
+from stoker._cluster.spec import ClusterSpec
 from support.cluster import check_with_node, object_of, own_runtime_folder, read_object
 
 MIB = 1 << 20
@@ -41,7 +44,10 @@ def test_an_object_is_found_in_mapped_memory_and_stays_there() -> None:
         assert (await second.find(ref)).memory == found.memory
         assert running.catalog.hits == hits  # it was not asked again
         second.reject(ref)
-        assert await second.find(ref) == Found(None, has_room=True)
+        assert await second.find(ref) == NOT_FOUND
+        third = ClusterTier(TEXT)
+        assert await third.find(ref) == Found(None, has_room=True)
+        await third.close()
         await first.close()
         await second.close()
 
@@ -92,6 +98,65 @@ def test_a_search_in_a_silent_process_ends_soon_and_the_next_at_once() -> None:
             await asyncio.sleep(0.01)
         assert await tier.find(object_of(2)[0]) == Found(None, has_room=True)
         await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_a_process_that_accepts_nobody_delays_the_first_search_for_a_second(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_SOON_SECONDS", 0.2)
+    path = (folder / ClusterSpec.parse(TEXT).key).with_suffix(".sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()  # and never accepts
+
+        async def main() -> float:
+            tier, loop = ClusterTier(TEXT), asyncio.get_running_loop()
+            assert await tier.find(object_of(1)[0]) == NOT_FOUND
+            begun = loop.time()
+            for _ in range(20):
+                assert await tier.find(object_of(1)[0]) == NOT_FOUND
+            seconds = loop.time() - begun
+            await tier.close()
+            return seconds
+
+        assert asyncio.run(main()) < 0.2
+
+
+def test_an_object_that_was_rejected_is_not_looked_for_again() -> None:
+    async def check(running: node.Node) -> None:
+        tier = ClusterTier(TEXT)
+        ref, body = object_of(1)
+        assert await read_object(tier, ref) is None
+        tier.offer(ref, memoryview(body))
+        assert (await tier.find(ref)).memory is not None
+        tier.reject(ref)
+        assert await tier.find(ref) == NOT_FOUND
+        await tier.close()
+
+    check_with_node(check, TEXT)
+
+
+def test_a_late_answer_of_another_request_does_not_lose_what_waits_for_its_lease() -> None:
+    async def check(running: node.Node) -> None:
+        first, second = ClusterTier(TEXT), ClusterTier(TEXT)
+        ref, body = object_of(1)
+        await first.find(object_of(2)[0])
+        (client,) = running.clients
+        assert client.transport is not None
+        client.transport.pause_reading()
+        searching = asyncio.create_task(first.find(ref))
+        await asyncio.sleep(0.05)
+        searching.cancel()
+        await asyncio.wait([searching])
+        first.offer(ref, memoryview(body))  # it has no lease: it asks for one
+        client.transport.resume_reading()
+        while not any(each.is_here for each in running.catalog._objects.values()):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert await read_object(second, ref) == body
+        await first.close()
+        await second.close()
 
     check_with_node(check, TEXT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -52,6 +53,13 @@ def test_a_state_resumes_with_other_ranks(url: str) -> None:
             rest += numbers(loader)
             assert sorted(before) == sorted(order_of(loader, 2).at(0, 140).tolist())
     assert sorted(before + rest) == list(range(SAMPLES))
+
+
+def test_a_number_of_numpy_is_a_plain_one_in_the_state(url: str) -> None:
+    with Loader(url, batch_size=20, **{**ASKED, "sticky": np.float64(0.9)}) as loader:
+        state = loader.state_dict()
+        assert type(state["sources"][0]["sticky"]) is float
+        loader.load_state_dict(state)
 
 
 def test_a_state_is_refused_with_another_stickiness_and_is_as_before_without(url: str) -> None:

@@ -92,6 +92,22 @@ def test_a_stream_data_set_delivers_every_sample_once(url: str, workers: int) ->
         assert found == order_of(dataset).at(0, SAMPLES).tolist()
 
 
+def test_a_budget_without_room_to_load_for_a_cluster_copies_only_what_is_there(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 32, "shuffle": "full", "seed": 3}
+    with pytest.raises(MemoryBudgetError) as refused:
+        Loader(url, memory=1, **settings)
+    found = re.search(r"memory=(\d+) ", str(refused.value))
+    assert found is not None
+    with Loader(url, memory=found[1], cluster="memory:?limit=1MB", **settings) as loader:
+        assert loader.plan.by_groups
+        assert "memory= has no room to load super-samples for cluster=" in caplog.text
+    caplog.clear()
+    with Loader(url, memory=2 * int(found[1]), cluster="memory:?limit=1MB", **settings) as loader:
+        assert not caplog.text
+
+
 def test_the_plan_has_the_requests_and_bytes_of_units() -> None:
     url = "memory://units-of-one-column/ds"
     with stoker.Packer(url, schema={"x": SCHEMA["x"], "data": stoker.Bytes()}, super_sample_bytes=50_000) as packer:
