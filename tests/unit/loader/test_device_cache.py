@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker import SampleContext
+from stoker import FetchConfig, SampleContext
 from stoker.errors import ConfigError
 from stoker_torch import Loader, WorkerOptions
 from support.datasets import pack_numbers
@@ -221,7 +221,8 @@ def test_values_that_cannot_be_kept_are_explained_at_the_first_batch(
 
 def test_thousands_of_steps_that_read_nothing_are_planned_little_by_little(url: str, device: ImmediateDevice) -> None:
     settings: dict[str, Any] = {"batch_size": 1, "columns": ["x"], "limit": 100, "shuffle": "none"}
-    with Loader(url, device="cuda:0", gpu_cache="1MB", **settings) as loader:
+    fetch = FetchConfig(hedge=False)  # it counts requests
+    with Loader(url, device="cuda:0", gpu_cache="1MB", fetch=fetch, **settings) as loader:
         for _ in range(30):
             assert [int(batch["x"]) for batch in loader] == list(range(100))
         before = loader.stats().get_requests
