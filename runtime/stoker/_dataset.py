@@ -203,6 +203,57 @@ class Dataset(Closeable):
 
     __getitems__ = samples  # PyTorch's DataLoader calls this for a batch
 
+    def value_sizes(self, column: str, indices: ArrayLike) -> NDArray[np.int64]:
+        """Return the sizes of packed values in bytes, ``int64 [samples]``, without reading the values.
+
+        The sizes of a ragged column (``Bytes``, ``Text``, ``Ragged``) are in the heads of super-samples, which are
+        read, and cached within ``memory``; all values of an ``Array`` column have one size.
+
+        Example:
+            >>> with stoker.open("s3://bucket/train") as photos:
+            ...     photos.value_sizes("label", [0, 1]).tolist()
+            [8, 8]
+
+        Args:
+            column: name of a column that is read.
+            indices: samples by number, as for :meth:`samples`.
+
+        Raises:
+            ConfigError: the column is not read.
+            IndexError: an index is out of range.
+            ArgumentError: the indices are not integers.
+            StoreError: a head could not be read; the message names the object.
+        """
+        self._schema.select([column])
+        return self._thread.run(self._source.value_sizes(column, _sample_numbers(indices, len(self))))
+
+    def read_object(self, row: int, start: int = 0, end: int | None = None) -> bytes:
+        """Return bytes of an object of the data set: a super-sample, as it is in the bucket.
+
+        A whole object is verified by its checksum. A part has none; the bucket is asked for it under the condition
+        that the object is the packed one, unless the bucket was copied.
+
+        Example:
+            >>> with stoker.open("s3://bucket/train") as photos:
+            ...     whole = photos.read_object(0)
+            ...     len(whole) == photos.manifest.rows.size_bytes[0], photos.read_object(0, 8, 12) == whole[8:12]
+            (True, True)
+
+        Args:
+            row: row of the manifest, from 0; ``manifest.key(row)`` is the object's key.
+            start: first byte.
+            end: byte behind the last; default the size of the object.
+
+        Raises:
+            IndexError: the manifest has no such row, or the object no such range.
+            StoreError: all retries failed; the message names the object.
+        """
+        key, size_bytes = self._manifest.key(row), int(self._manifest.rows.size_bytes[row])
+        end = size_bytes if end is None else end
+        if not 0 <= start <= end <= size_bytes:
+            raise IndexError(f"range [{start}, {end}) is not within {key}, which has {size_bytes} bytes")
+        return self._thread.run(self._source.read_object(row, start, end))
+
     def stats(self) -> DatasetStatistics:
         """Return the counts so far: samples, requests, bytes, retries, hedges and dollars."""
         return self._source.statistics()
@@ -242,6 +293,14 @@ class _DatasetReader:
         samples = await self._readers.get().read(numbers)
         self._samples += len(samples)
         return samples
+
+    async def value_sizes(self, column: str, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sizes of a column's values, with the reader of the running event loop and process."""
+        return await self._readers.get().value_sizes(column, numbers)
+
+    async def read_object(self, row: int, start: int, end: int) -> bytes:
+        """Return bytes of an object, with the reader of the running event loop and process."""
+        return await self._readers.get().read_object(row, start, end)
 
     async def close(self) -> None:
         """Close the running loop's reader and connections."""

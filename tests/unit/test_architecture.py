@@ -52,13 +52,15 @@ LAYERS = """
     _diagnostics
     _fanout
     _dataset _image_geometry fanout images testing trace
+    _files
+    files
     cli
 """.strip().splitlines()
 """The folders and modules of the runtime, lowest first; a module imports from its own line and those above it here."""
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.split()}
 
 PUBLIC = {
-    "stoker": ("abc", "errors", "fanout", "images", "testing", "trace"),
+    "stoker": ("abc", "errors", "fanout", "files", "images", "testing", "trace"),
     "stoker_functions": ("aws", "gcp", "serve"),
     "stoker_local": ("functions",),
     "stoker_sim": (),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.range_plan import (
     ReadLimits,
     SampleGroup,
@@ -195,6 +195,45 @@ class SampleReader:
 
         await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.max_concurrency))
         return samples
+
+    async def value_sizes(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sizes of a column's values in bytes, ``int64 [samples]``; of a ragged column, reads heads only.
+
+        Raises:
+            StoreError: a head could not be read; names the object.
+            FormatError: an object does not match the manifest.
+        """
+        sizes = np.empty(len(indices), np.int64)
+        if self._columns[name].is_fixed:
+            sizes[:] = self._columns[name].element_bytes
+            return sizes
+        shares = list(self._group_rows(indices))
+
+        async def measure(share: _SuperSampleRows) -> None:
+            async with self._heads.open(share.super_sample, urgent=len(shares) == 1) as head:
+                starts, ends = head.head.row_ranges(name, share.rows)
+                sizes[share.places] = (ends - starts)[share.row_indices]
+
+        await for_each(shares, measure, concurrency=min(len(shares), self._fetcher.config.max_concurrency))
+        return sizes
+
+    async def read_object(self, row: int, start: int, end: int) -> bytes:
+        """Return bytes ``[start, end)`` of a manifest row's object; a whole object is verified by its checksum.
+
+        Raises:
+            StoreError: the bytes could not be read; names the object.
+        """
+        ref = self._manifest.ref(row)
+        if start == end:
+            return b""
+        async with self._value_budget.reserve(end - start):
+            data = memoryview(bytearray(end - start))
+            if end - start == ref.size_bytes:
+                await self._fetcher.fetch_whole(ref, data, urgent=True)
+            else:
+                parts = [RangePart(start, end, 0)]
+                await self._fetcher.fetch_ranges(ref, parts, into=data, verify=lambda _: None, urgent=True)
+            return bytes(data)
 
     def _group_rows(self, indices: NDArray[np.int64]) -> Iterator[_SuperSampleRows]:
         for super_sample, places in group_by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
