@@ -1,7 +1,8 @@
 """Training data from object storage: pack samples into super-samples, and read them in the order of training.
 
 The loader for PyTorch is in the package ``stoker_torch``. Other public modules are :mod:`stoker.errors`,
-:mod:`stoker.images`, :mod:`stoker.fanout`, :mod:`stoker.trace` and, for authors of plug-ins, :mod:`stoker.abc`.
+:mod:`stoker.files`, :mod:`stoker.images`, :mod:`stoker.fanout`, :mod:`stoker.trace` and, for authors of plug-ins,
+:mod:`stoker.abc`.
 
 Names are imported lazily, on first use, so that commands and functions start fast.
 """

@@ -236,8 +236,8 @@ class Dataset(Closeable):
         Example:
             >>> with stoker.open("s3://bucket/train") as photos:
             ...     whole = photos.read_object(0)
-            ...     len(whole) == photos.manifest.rows.size_bytes[0], photos.read_object(0, 8, 12) == whole[8:12]
-            (True, True)
+            ...     photos.read_object(0, 8, 12) == whole[8:12]
+            True
 
         Args:
             row: row of the manifest, from 0; ``manifest.key(row)`` is the object's key.

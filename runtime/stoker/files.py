@@ -3,8 +3,9 @@
 The file system has the name ``stoker`` in fsspec, so programs need not import this module.
 
 Example:
-    >>> import fsspec
-    >>> photos = fsspec.filesystem("stoker", url="s3://bucket/train", template="samples/{label}/{__id__:08d}.npy")
+    >>> photos = DatasetFileSystem(
+    ...     "s3://bucket/train", template="samples/{label}/{__id__:08d}.npy", content="image"
+    ... )
     >>> photos.ls("samples/7", detail=False)[:2]
     ['samples/7/00000007.npy', 'samples/7/00000017.npy']
 """
@@ -12,6 +13,7 @@ Example:
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -43,9 +45,10 @@ _HINTS = {
 class DatasetFileSystem(AbstractFileSystem):
     """A read-only fsspec file system that shows one version of a data set as files.
 
-    DIESEL (Wang et al., ICPP 2020) has a POSIX interface of this kind. ``samples/`` has a file for each sample, at the path that the template gives it, with the value of one column:
+    ``samples/`` has a file for each sample, at the path that the template gives it, with the value of one column:
     values of ``Bytes`` and ``Text`` columns and one-dimensional arrays of ``uint8`` as they are, any other array as a
-    ``.npy`` file. ``objects/`` has the super-samples themselves, at their keys.
+    ``.npy`` file. ``objects/`` has the super-samples themselves, at their keys. DIESEL (Wang et al., ICPP 2020) has
+    such an interface, by FUSE.
 
     Opening a sample reads it whole, verified by its checksum; ``cat`` reads many samples concurrently. If the template
     names a column, the first look at ``samples/`` reads the columns of the template, of all samples, and no other;
@@ -79,6 +82,7 @@ class DatasetFileSystem(AbstractFileSystem):
         MemoryBudgetError: the memory is too small; the message names the smallest size that works.
 
     Example:
+        >>> import numpy as np
         >>> photos = DatasetFileSystem("s3://bucket/train", content="image")
         >>> photos.find("samples")[:2], photos.size("samples/00000000.npy")
         (['samples/00000000.npy', 'samples/00000001.npy'], 320)
@@ -305,6 +309,11 @@ class DatasetFileSystem(AbstractFileSystem):
 
     mkdir = makedirs = rmdir = touch = pipe = pipe_file = put = put_file = _refuse
     cp_file = copy = mv = rm = rm_file = _rm = _refuse
+
+
+# That of the constructor, since fsspec's metaclass takes any arguments.
+_, *_parameters = inspect.signature(DatasetFileSystem.__init__).parameters.values()
+DatasetFileSystem.__signature__ = inspect.Signature(_parameters)
 
 
 def _locate(

@@ -12,17 +12,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from stoker.files import DatasetFileSystem
 from stoker_local import BucketConfig, BucketProcess, BucketSpec, bucket_process
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("buckets", "first-training", "images", "install", "loader", "operate", "resume", "splits", "tables", "text")
+GUIDES = (
+    "buckets",
+    "files",
+    "first-training",
+    "images",
+    "install",
+    "loader",
+    "operate",
+    "resume",
+    "splits",
+    "tables",
+    "text",
+)
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 OF_OTHERS = ("gcloud", "pip")
 """Programs whose commands a guide shows, and that change more than the data sets of this test."""
+
+
+@pytest.fixture(autouse=True)
+def file_system() -> None:
+    """Register the file system, as the entry point of an installed distribution does."""
+    fsspec.register_implementation("stoker", DatasetFileSystem, clobber=True)
 
 
 @pytest.fixture(scope="module")

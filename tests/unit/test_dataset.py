@@ -18,7 +18,15 @@ import stoker
 from stoker import FetchConfig, open_store
 from stoker._base.sizes import parse_bytes
 from stoker._stores.object_store import MemoryStore
-from stoker.errors import ConfigError, CopiedBucketWarning, FetchError, MemoryBudgetError, NotFoundError, StokerError
+from stoker.errors import (
+    ConfigError,
+    CopiedBucketWarning,
+    FetchError,
+    MemoryBudgetError,
+    NotFoundError,
+    ObjectDamagedError,
+    StokerError,
+)
 from stoker.testing import run_virtual
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
@@ -367,6 +375,66 @@ def test_a_copy_is_opened_anew_with_the_same_settings_and_version(copied: Any) -
             assert other._settings == dataset._settings
             assert other[5] == dataset[5]
             assert other.stats().samples == 1
+
+
+def test_sizes_are_those_of_the_encoded_values(url: str) -> None:
+    indices = [5, 190, 5, -1, 0]
+    with stoker.open(url) as dataset:
+        samples = dataset.samples(indices)
+        for name, column in dataset.schema.items():
+            wanted = [len(column.encode(sample[name])) for sample in samples]
+            found = dataset.value_sizes(name, indices)
+            assert (str(found.dtype), found.tolist()) == ("int64", wanted)
+            assert dataset.value_sizes(name, []).tolist() == []
+        with pytest.raises(IndexError, match="sample 200 is out of range"):
+            dataset.value_sizes("text", [SAMPLES])
+        with pytest.raises(ConfigError, match="no column y"):
+            dataset.value_sizes("y", [0])
+    with stoker.open(url, columns=["x"]) as dataset, pytest.raises(ConfigError, match="no column text"):
+        dataset.value_sizes("text", [0])
+
+
+def test_sizes_are_known_from_heads_which_are_read_once(url: str) -> None:
+    with stoker.open(url, fetch=UNHEDGED) as dataset:
+        before = dataset.stats()
+        dataset.value_sizes("x", range(SAMPLES))
+        assert dataset.stats() == before
+        dataset.value_sizes("text", range(SAMPLES))
+        dataset.value_sizes("tokens", range(SAMPLES))
+        after = dataset.stats()
+        assert after.get_requests - before.get_requests == len(dataset.manifest)
+        assert after.read_bytes - before.read_bytes == dataset.manifest.rows.head_bytes.sum()
+
+
+def test_an_object_is_read_whole_or_in_part(url: str) -> None:
+    with stoker.open(url, columns=["x"]) as dataset:
+        key, size_bytes = dataset.manifest.key(1), int(dataset.manifest.rows.size_bytes[1])
+        data, _ = run_virtual(open_store(url).get(key))
+        assert dataset.read_object(1) == data
+        assert dataset.read_object(1, 5, 9) == data[5:9]
+        assert dataset.read_object(1, size_bytes) == b""
+        for start, end in ((-1, 3), (3, 2), (0, size_bytes + 1)):
+            with pytest.raises(IndexError, match=rf"range \[{start}, {end}\) is not within {key}"):
+                dataset.read_object(1, start, end)
+        for row in (-1, len(dataset.manifest)):
+            with pytest.raises(IndexError, match=f"row {row} is out of range"):
+                dataset.read_object(row)
+
+
+def test_a_damaged_object_is_not_returned_whole() -> None:
+    url = pack_numbers(20)
+    with stoker.open(url, fetch=IMPATIENT) as dataset:
+        key = dataset.manifest.key(0)
+
+        async def spoil() -> None:
+            store = open_store(url)
+            data = bytearray((await store.get(key))[0])
+            data[-1] ^= 1
+            await store.put(key, data)
+
+        run_virtual(spoil())
+        with pytest.raises(ObjectDamagedError, match=key):
+            dataset.read_object(0)
 
 
 def test_after_a_fork_both_sides_read(url: str) -> None:

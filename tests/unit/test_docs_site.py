@@ -30,6 +30,7 @@ MODULES = (
     "stoker.abc",
     "stoker.errors",
     "stoker.fanout",
+    "stoker.files",
     "stoker.images",
     "stoker.testing",
     "stoker.trace",

@@ -105,7 +105,10 @@ def test_every_entry_point_resolves_to_the_type_of_its_group(wheel: Path) -> Non
     groups = PROJECT["project"]["entry-points"]
     wanted = [
         *(f"{name} Command" for name in groups["stoker.commands"]),
-        *(f"{name} callable" for name in (*groups["stoker.executors"], *groups["stoker.tiers"])),
+        *(
+            f"{name} callable"
+            for name in (*groups["stoker.executors"], *groups["stoker.tiers"], *groups["fsspec.specs"])
+        ),
         *(f"{name} callable" for name in PROJECT["project"]["scripts"]),
     ]
     assert sorted(run(wheel, program).splitlines()) == sorted(wanted)

@@ -56,7 +56,7 @@ class NumberedPaths:
             return ((f"{prefix}{format(number, spec)}{after}", number) for number in range(self._samples))
         if self._folder.startswith(f"{folder}/"):
             below = self._folder[len(folder) + 1 :].partition("/")[0]
-            return iter([(below, None)][: self._samples])
+            return iter([(below, None)])
         return None
 
 
@@ -146,8 +146,8 @@ class ObjectPaths:
     def names(self, folder: str) -> Iterator[tuple[str, int | None]] | None:
         """Return the names in a folder."""
         if folder == OBJECTS:
-            return iter([("data", None)] if self._runs else [])
-        if folder == f"{OBJECTS}/data" and self._runs:
+            return iter([("data", None)])
+        if folder == f"{OBJECTS}/data":
             return ((run, None) for run in self._runs)
         if (intervals := self._runs.get(folder.removeprefix(f"{OBJECTS}/data/"))) is None:
             return None

@@ -18,7 +18,7 @@ import stoker_functions.serve
 import stoker_local.functions
 import stoker_sim
 import stoker_torch
-from stoker import abc, errors, fanout, images, testing, trace
+from stoker import abc, errors, fanout, files, images, testing, trace
 from stoker._deprecation import RENAMED
 from stoker_torch._options import MOVED_SETTINGS
 
@@ -26,7 +26,19 @@ __all__ = ["documented_imports", "imports_of", "python_api"]
 
 _ROOT = Path(__file__).parents[3]
 _MODULES = (
-    *(stoker, abc, errors, fanout, images, testing, trace, stoker_torch, stoker_functions, stoker_functions.serve),
+    *(
+        stoker,
+        abc,
+        errors,
+        fanout,
+        files,
+        images,
+        testing,
+        trace,
+        stoker_torch,
+        stoker_functions,
+        stoker_functions.serve,
+    ),
     *(stoker_local, stoker_local.functions, stoker_sim),
 )
 """Modules that users import, except ``stoker_functions.aws`` and ``.gcp``, whose handlers have their own list."""
