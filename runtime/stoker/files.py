@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from stoker._base.arguments import explain_arguments
 from stoker._fetch.config import FetchConfig
-from stoker._files.packed import Entry, FileSettings, open_files
+from stoker._files.packed import Entry, FileSettings, ReadAhead, open_files
 from stoker._files.paths import OBJECTS
 from stoker._stores import StoreOptions
 from stoker.errors import ConfigError, MissingExtraError, StokerError
@@ -268,6 +268,29 @@ class DatasetFileSystem(AbstractFileSystem):
     def _is_left_out(value: object, on_error: str) -> bool:
         return on_error == "omit" and isinstance(value, Exception)
 
+    def get(self, rpath: Any, lpath: Any, *args: Any, **settings: Any) -> None:
+        """Copy files to local ones, as fsspec's other file systems do; samples are read ahead, concurrently.
+
+        Args:
+            rpath: path or pattern of files or folders, or a list of paths.
+            lpath: local path or folder, or a list of paths.
+            args: as ``settings``.
+            settings: ``recursive``, ``callback`` and ``maxdepth``.
+        """
+        recursive = bool(args[0] if args else settings.get("recursive", False))
+        if isinstance(rpath, list) and isinstance(lpath, list):
+            paths = [self._strip_protocol(each) for each in rpath]
+        else:
+            paths = self.expand_path(rpath, recursive=recursive, maxdepth=settings.get("maxdepth"))
+        super().get(rpath, lpath, *args, **settings, ahead=ReadAhead(self._files, paths))
+
+    def get_file(
+        self, rpath: str, lpath: Any = None, *args: Any, ahead: ReadAhead | None = None, **settings: Any
+    ) -> None:
+        """Copy one file to a local one."""
+        data = None if ahead is None else ahead.take(self._strip_protocol(rpath))
+        super().get_file(rpath, lpath, *args, **settings, data=data)
+
     def _expand(self, path: Any, **settings: Any) -> list[str]:
         """Return the paths that paths and patterns stand for; that of a file stands for itself, with any characters."""
         given = [path] if isinstance(path, str | os.PathLike) else list(path)
@@ -299,7 +322,7 @@ class DatasetFileSystem(AbstractFileSystem):
             size = self._files.sizes([entry])[0]
             cache = {name: settings[name] for name in ("cache_type", "cache_options") if settings.get(name)}
             return AbstractBufferedFile(self, path, mode, block_size, size=size, **cache)
-        data = self.cat_file(path)
+        data = self.cat_file(path) if settings.get("data") is None else settings["data"]
         return AbstractBufferedFile(self, path, size=len(data), cache_type="all", cache_options={"data": data})
 
     # What writes.

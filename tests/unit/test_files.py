@@ -17,6 +17,8 @@ import pytest
 
 import stoker
 from stoker import Array, Bytes, Column, Dataset, Ragged, Text
+from stoker._files import packed
+from stoker._files.packed import PackedFiles
 from stoker._files.paths import NumberedPaths, SamplePaths
 from stoker._files.template import PathTemplate
 from stoker._format.manifest import POINTER_KEY, Manifest
@@ -232,6 +234,37 @@ def test_many_files_are_read_by_one_call(url: str, monkeypatch: pytest.MonkeyPat
     assert calls == [3, 10, 1]
 
 
+def test_copied_files_are_read_in_blocks(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = DatasetFileSystem(url, template="samples/{label!c}/{__id__:02d}")
+    calls: list[int] = []
+    read = PackedFiles.read_samples
+
+    def count(self: PackedFiles, numbers: Any) -> list[bytes]:
+        calls.append(len(numbers))
+        return read(self, numbers)
+
+    monkeypatch.setattr(PackedFiles, "read_samples", count)
+    monkeypatch.setattr(packed, "_AHEAD_SAMPLES", 40)
+    files.get("samples", f"{tmp_path}/all", recursive=True)
+    assert calls == [40, 40, 10]
+    wanted = {name: sample_of(int(name[-2:]))["image"] for name in files.find("samples")}
+    found = {f"samples/{file.relative_to(tmp_path / 'all')}": file.read_bytes() for file in tmp_path.rglob("*/??")}
+    assert found == wanted
+    monkeypatch.setattr(packed, "_AHEAD_BYTES", 30)
+    calls.clear()
+    files.get("samples/cat/*", f"{tmp_path}/cats/")
+    assert sum(calls) == len(list((tmp_path / "cats").iterdir())) == 30
+    assert max(calls) < 30
+    twice = ["stoker://samples/dog/01", "/samples/dog/01", files.find("objects")[0]]
+    files.get(twice, [f"{tmp_path}/{number}" for number in range(3)])
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes() == sample_of(1)["image"]
+    assert (tmp_path / "2").read_bytes() == files.cat(twice[2])
+    files.get_file("samples/dog/04", tmp_path / "new" / "file")
+    assert (tmp_path / "new" / "file").read_bytes() == sample_of(4)["image"]
+    with pytest.raises(FileNotFoundError, match="samples/none"):
+        files.get(["samples/dog/01", "samples/none"], [f"{tmp_path}/a", f"{tmp_path}/b"])
+
+
 def test_cat_has_an_exception_in_place_of_a_missing_file_if_it_shall(url: str) -> None:
     files, good = DatasetFileSystem(url), "samples/00000004"
     with pytest.raises(FileNotFoundError, match="samples/none"):
@@ -246,7 +279,7 @@ def test_cat_has_an_exception_in_place_of_a_missing_file_if_it_shall(url: str) -
     assert set(files.cat("", recursive=True)) == set(files.find(""))
 
 
-def test_a_damaged_sample_does_not_hide_the_others() -> None:
+def test_a_damaged_sample_does_not_hide_the_others(tmp_path: Path) -> None:
     url = pack_named("a", "b")
     files = DatasetFileSystem(
         url, fetch=stoker.FetchConfig(hedge=False, backoff_base_seconds=1e-6, backoff_cap_seconds=1e-5)
@@ -266,6 +299,9 @@ def test_a_damaged_sample_does_not_hide_the_others() -> None:
     assert issubclass(kinds["samples/00000001"], StokerError), kinds
     with pytest.raises(StokerError):
         files.cat("samples/*")
+    with pytest.raises(StokerError, match="row 1"):
+        files.get("samples/*", f"{tmp_path}/copies/")
+    assert (tmp_path / "copies" / "00000000").read_bytes() == b"a"
 
 
 def test_an_open_file_seeks_and_reads_lines_and_text(url: str) -> None:

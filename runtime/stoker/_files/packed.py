@@ -19,11 +19,14 @@ from stoker._files.paths import OBJECTS, NumberedPaths, ObjectPaths, Paths, Samp
 from stoker._files.template import SAMPLES, PathTemplate
 from stoker._format.manifest import sample_starts
 from stoker._stores import StoreOptions
+from stoker.errors import StokerError
 
 _BLOCK_SAMPLES = 8192
 """Samples whose path columns are read at a time."""
 _BLOCK_ROWS = 1024
 """Super-samples whose heads are read at a time for the sizes of files."""
+_AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 32 << 20
+"""Limits of a block that is read ahead; a single larger sample is a block of its own."""
 _UNKNOWN = np.iinfo(np.uint32).max  # no sample has as many bytes
 
 
@@ -183,6 +186,39 @@ class PackedFiles:
             block = np.concatenate(ranges)
             known[block] = self._dataset.value_sizes(self.contents.name, block)
         return known[numbers].astype(np.int64)
+
+
+class ReadAhead:
+    """Reads many samples in order, in blocks of a few megabytes, each concurrently.
+
+    Args:
+        files: data set.
+        paths: paths in the order in which they will be needed; those that are no samples are ignored.
+    """
+
+    def __init__(self, files: PackedFiles, paths: Sequence[str]) -> None:
+        self._files = files
+        found = (files.find(path) for path in paths)
+        self._samples = [each for each in found if each and each.branch == SAMPLES and each.number is not None]
+        self._places = {each.path: place for place, each in enumerate(self._samples)}
+        self._data: dict[str, bytes] = {}
+
+    def take(self, path: str) -> bytes | None:
+        """Return a sample's file; None if the path is not one of the samples, or the block of it cannot be read."""
+        if path not in self._data:
+            if (place := self._places.get(path)) is None:
+                return None
+            self._data = self._read(self._samples[place : place + _AHEAD_SAMPLES])
+        return self._data.pop(path, None)
+
+    def _read(self, block: Sequence[Entry]) -> dict[str, bytes]:
+        try:
+            ends = np.cumsum(self._files.sizes(block))
+            block = block[: max(1, int(np.searchsorted(ends, _AHEAD_BYTES, "right")))]
+            data = self._files.read_samples([each.number for each in block if each.number is not None])
+        except (OSError, StokerError):  # a read of the single sample says which one it is
+            return {}
+        return {each.path: value for each, value in zip(block, data, strict=True)}
 
 
 _opened: WeakValueDictionary[FileSettings, PackedFiles] = WeakValueDictionary()
