@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from hashlib import md5
 from typing import Any
 from unittest.mock import patch
@@ -27,14 +28,15 @@ SCENARIOS = {
 
 
 @pytest.fixture(scope="module")
-def file_system() -> DatasetFileSystem:
+def file_system() -> Iterator[DatasetFileSystem]:
     url = "memory://files-suite/ds"
     with stoker.Packer(url, schema={"name": stoker.Text(), "data": stoker.Bytes()}, mode="overwrite") as packer:
         for scenario, files in SCENARIOS.items():
             for name, data in files.items():
                 folder = scenario if "/" in scenario else f"{scenario}/source"
                 packer.write({"name": f"{folder}/{name}".rstrip("/"), "data": data})
-    return DatasetFileSystem(url, template="samples/{name}")
+    yield DatasetFileSystem(url, template="samples/{name}")
+    gc.collect()  # its open files refer to themselves
 
 
 class Fixtures(AbstractFixtures):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -40,9 +41,11 @@ OF_OTHERS = ("gcloud", "pip")
 
 
 @pytest.fixture(autouse=True)
-def file_system() -> None:
+def file_system() -> Iterator[None]:
     """Register the file system, as the entry point of an installed distribution does."""
     fsspec.register_implementation("stoker", DatasetFileSystem, clobber=True)
+    yield
+    gc.collect()  # ends the threads of data sets that open files refer to in circles
 
 
 @pytest.fixture(scope="module")

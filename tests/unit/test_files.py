@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import itertools
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def pack_named(*names: str) -> str:
 @pytest.fixture(scope="module")
 def url() -> str:
     return pack(map(sample_of, range(COUNT)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_threads_stay() -> Iterator[None]:
+    """Collect the file systems that frames of caught exceptions and open files refer to in circles."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
