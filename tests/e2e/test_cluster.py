@@ -172,8 +172,7 @@ def test_ranks_of_one_data_parallel_index_read_once_what_their_machine_cannot_ho
     assert (first, second) == (first_twin, second_twin)
     for one, other in zip(first, second, strict=True):
         assert sorted(one + other) == list(range(SAMPLES))
-    print(share_read(bucket))
-    assert 1.4 <= share_read(bucket) <= 2.1  # without what it holds; each for itself, they would read it four times
+    assert 1.2 <= share_read(bucket) <= 1.9  # less what it holds; each for itself, they would read three times as much
 
 
 def test_a_second_training_finds_what_the_first_one_has_read(bucket: BucketProcess, train: Train) -> None:

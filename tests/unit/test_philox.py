@@ -55,6 +55,7 @@ def test_the_numbers_of_the_purposes_are_part_of_the_format() -> None:
         "FULL": 4,
         "SAMPLE": 5,
         "PACK": 6,
+        "HOME": 7,
     }
 
 

@@ -49,6 +49,7 @@ def _read_state(data: bytes) -> str:
         assert type(getattr(state, name)) is int, f"{name} is {getattr(state, name)!r}"
         assert 0 <= getattr(state, name) < 1 << 64
     assert state.limit is None or (type(state.limit) is int and state.limit > 0)
+    assert 0 <= state.sticky < 1
     assert isinstance(state.dataset, str)
     assert isinstance(state.shuffle, str)
     return "read"
@@ -58,7 +59,8 @@ def _states() -> list[bytes]:
     state = RunState(
         epoch=3, position=1234, dataset="digits", version=2, seed=7, shuffle="window", window=8, lanes=4, limit=None
     )
-    return [json.dumps(each.to_dict()).encode() for each in (state, replace(state, limit=5000, shuffle="full"))]
+    states = state, replace(state, limit=5000, shuffle="full"), replace(state, sticky=0.9)
+    return [json.dumps(each.to_dict()).encode() for each in states]
 
 
 # Responses of stores.
