@@ -20,6 +20,7 @@ from stoker.errors import ChecksumError, CredentialsError, FetchError, NotFoundE
 from stoker.testing import run_virtual
 from support.batching_store import BatchingStore
 from support.faulty_store import StoreProfile, pin
+from support.ranged_run import cancel_after
 
 PARTS = 8
 SIZE = 1000
@@ -223,13 +224,5 @@ def test_parts_that_are_not_contiguous_in_memory_are_requests_of_their_own() -> 
 def test_a_cancelled_read_leaves_nothing(seconds: float) -> None:
     read = Read(StoreProfile(tail_sigma=0.0, closing_seconds=0.2, bytes_per_second=1e4))
     read.store.late = {0: 0.3}
-
-    async def main() -> None:
-        running = asyncio.create_task(read.run())
-        await asyncio.sleep(seconds)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    run_virtual(main())
+    run_virtual(cancel_after(seconds, read.run()))
     read.check_end()

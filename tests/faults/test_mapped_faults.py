@@ -21,7 +21,7 @@ from stoker.errors import ConnectionLostError, FetchError
 from stoker.testing import run_virtual
 from support.fault_profiles import faulty_profile
 from support.faulty_store import StoreProfile
-from support.ranged_run import MANIFEST, OBJECTS, SAMPLES, UNITS, Run, UnitRun
+from support.ranged_run import MANIFEST, OBJECTS, SAMPLES, UNITS, Run, UnitRun, cancel_after
 
 DATA_BYTES = sum(map(len, OBJECTS.values()))
 HEAD_BYTES = int(MANIFEST.rows.head_bytes.sum())
@@ -229,13 +229,5 @@ def test_an_object_that_cannot_be_fetched_is_an_error(kind: type[MappedRun], mon
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
 def test_cancelling_at_any_time_leaves_nothing(kind: type[MappedRun], seconds: float) -> None:
     run = kind(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
-
-    async def main() -> None:
-        playing = asyncio.create_task(run.play())
-        await asyncio.sleep(seconds)
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-
-    run_virtual(main())
+    run_virtual(cancel_after(seconds, run.play()))
     assert run.leaves_nothing()

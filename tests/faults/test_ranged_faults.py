@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import warnings
 from collections import Counter
@@ -13,7 +12,7 @@ from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, Obj
 from stoker.testing import run_virtual
 from support.fault_profiles import faulty_profile
 from support.faulty_store import FAULTS, StoreProfile
-from support.ranged_run import COUNTS, MANIFEST, OBJECTS, SAMPLES, BatchRun, Run, UnitRun
+from support.ranged_run import COUNTS, MANIFEST, OBJECTS, SAMPLES, BatchRun, Run, UnitRun, cancel_after
 
 
 @pytest.mark.parametrize("kind", [Run, UnitRun, BatchRun])
@@ -137,13 +136,5 @@ def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
 def test_cancelling_at_any_time_leaves_nothing(kind: type[Run], seconds: float) -> None:
     run = kind(3, StoreProfile(closing_seconds=0.2, probability={"stall": 0.05}))
-
-    async def main() -> None:
-        playing = asyncio.create_task(run.play())
-        await asyncio.sleep(seconds)
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-
-    run_virtual(main())
+    run_virtual(cancel_after(seconds, run.play()))
     assert run.leaves_nothing()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from stoker import Array, Bytes, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._fetch.fetcher import Fetcher
@@ -139,3 +140,12 @@ class UnitRun(Run):
     def create_reader(self, limits: ReadLimits) -> Any:
         assert isinstance(self.ring, UnitRing)
         return UnitReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, UNITS)
+
+
+async def cancel_after(seconds: float, work: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine, cancel it after a time, and check that it ends as cancelled."""
+    running = asyncio.create_task(work)
+    await asyncio.sleep(seconds)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
