@@ -16,6 +16,7 @@ from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSharing, CacheSpec, open_tier
 from stoker._cluster.client import ClusterTier
+from stoker._cluster.spec import ClusterSpec
 from stoker._fetch.config import Continuous, FetchConfig, PipelineConfig, Schedule, check_fetch
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
@@ -25,6 +26,7 @@ from stoker.errors import ConfigError
 from stoker_torch._devices import parse_device
 from stoker_torch._options import MOVED_SETTINGS, Budget, WorkerOptions, validate_integer
 from stoker_torch._ranks import local_rank, local_ranks, local_world_size
+from stoker_torch._registry import find_registry
 from stoker_torch._user_functions import takes_context
 
 LoaderShuffle = Literal[Shuffle, "materialized"]
@@ -313,7 +315,7 @@ class StreamConfig:
         return CacheSpec.parse_all(self.cache)
 
     def cluster_tier(self, *, is_shared: bool = False) -> ClusterTier | None:
-        """Return the cache of this machine's loaders, without a connection yet.
+        """Return the cache of this machine's loaders, and of those of the job's other machines, without a connection.
 
         Args:
             is_shared: whether other ranks get the same batches.
@@ -321,7 +323,10 @@ class StreamConfig:
         Raises:
             ConfigError: ``cluster`` is not valid.
         """
-        return None if self.cluster is None else ClusterTier(self.cluster, is_shared=is_shared)
+        if self.cluster is None:
+            return None
+        registry = find_registry(ClusterSpec.parse(self.cluster))
+        return ClusterTier(self.cluster, is_shared=is_shared, registry=registry)
 
     def shared_tier(self, store: Readable, processes: int) -> Tier | None:
         """Return the tier that ``tier`` names or is, without a connection yet.

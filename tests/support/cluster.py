@@ -19,7 +19,8 @@ from stoker._base.checksum import crc32c
 from stoker._cluster import node
 from stoker._cluster.arena import Arena
 from stoker._cluster.client import ClusterTier
-from stoker._cluster.files import runtime_folder
+from stoker._cluster.files import machine_label, runtime_folder
+from stoker._cluster.serving import Node
 from stoker._cluster.spec import ClusterSpec
 from stoker.abc import ObjectRef
 
@@ -73,16 +74,17 @@ def wait_until_gone(seconds: float) -> bool:
 
 
 @asynccontextmanager
-async def running_node(text: str) -> AsyncIterator[node.Node]:
+async def running_node(text: str) -> AsyncIterator[Node]:
     """Run a cache process's server in this event loop, where clients find it."""
-    spec, nodes = ClusterSpec.parse(text), list[node.Node]()
+    spec, nodes = ClusterSpec.parse(text), list[Node]()
     path = (runtime_folder() / spec.key).with_suffix(".sock")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     listener.listen()
     listener.setblocking(False)
     arena = Arena(spec.limit_bytes, spec.path)
-    serving = asyncio.create_task(node.serve(listener, arena, spec, nodes.append))
+    label = machine_label(path.with_suffix(".label"))
+    serving = asyncio.create_task(node.serve(listener, arena, spec, label, nodes.append))
     await asyncio.sleep(0)
     try:
         yield nodes[0]
@@ -99,7 +101,7 @@ def object_of(number: int, size_bytes: int = 300_000) -> tuple[ObjectRef, bytes]
     return ObjectRef(key=f"data/{number}", size_bytes=size_bytes, crc32c=crc32c(body)), body
 
 
-def check_with_node(check: Callable[[node.Node], Awaitable[None]], text: str) -> None:
+def check_with_node(check: Callable[[Node], Awaitable[None]], text: str) -> None:
     """Run a check with a cache process's server in the same event loop."""
 
     async def main() -> None:

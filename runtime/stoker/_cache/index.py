@@ -6,6 +6,7 @@ forecasts when a rank needs each row next, since the seed fixes the order before
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -318,14 +319,42 @@ class Found(NamedTuple):
     Attributes:
         memory: The object's bytes, for reading; None if it is not there.
         has_room: Whether the tier would keep an object that is not there.
+        is_remote: Whether another machine has the place of the object, so that only copies of its ranges can be had.
     """
 
     memory: memoryview | None
     has_room: bool = False
+    is_remote: bool = False
 
 
 NOT_FOUND = Found(None)
 """What a tier knows that has no room for an object, or does not answer."""
+
+
+class ObjectRange(NamedTuple):
+    """A part of an object, and its place in the caller's memory; not empty.
+
+    Attributes:
+        ref: The object.
+        start: Offset of the first byte in the object.
+        end: Offset behind the last byte in the object.
+        offset: Offset of the first byte in the memory.
+    """
+
+    ref: ObjectRef
+    start: int
+    end: int
+    offset: int
+
+
+class Presence(enum.Enum):
+    """Whether a part of an object that another machine has the place of was copied."""
+
+    COPIED = enum.auto()
+    LACKING = enum.auto()
+    """The object is not there, and there is room for it."""
+    UNAVAILABLE = enum.auto()
+    """The object is not there, and there is no room for it, or there was no answer in time."""
 
 
 @runtime_checkable
@@ -337,6 +366,13 @@ class MappedTier(Tier, Protocol):
 
         Raises:
             StoreError: The tier failed.
+        """
+        ...
+
+    async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
+        """Copy parts of objects that other machines have the places of; return for each one whether it was copied.
+
+        When the call ends in any way, nothing writes to ``into`` any more.
         """
         ...
 

@@ -93,14 +93,17 @@ class Catalog:
         self._leases = 0
         self.used_bytes = self.hits = 0
 
-    def ask(self, client: Client, request: int, name: str, *, is_shared: bool = False) -> Reply | None:
+    def ask(
+        self, client: Client, request: int, name: str, *, is_shared: bool = False, passes: bool = False
+    ) -> Reply | None:
         """Answer a request; None if it waits for a lease, of another client or of an earlier request.
 
-        ``is_shared`` says that other clients need the object at about the same time.
+        ``is_shared`` says that other clients need the object at about the same time, ``passes`` that it gets no place.
         """
         found = self._objects.get(name)
         if found is None:
-            found = self._place(name) or (self._let_pass(name) if is_shared and self._passing_bytes else None)
+            found = None if passes else self._place(name)
+            found = found or (self._let_pass(name) if is_shared and self._passing_bytes else None)
             if found is None:
                 return Reply(client, request, Decision.FULL)
         if found.is_here:

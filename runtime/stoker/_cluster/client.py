@@ -1,42 +1,62 @@
-"""A tier that is the cache process of this machine: each super-sample is fetched once for all loaders there."""
+"""A tier that is the cache process of this machine and, in a job of several machines, those of the others.
+
+Each super-sample is fetched from the store once for all loaders. In a job of several machines it has its place in one
+process (:mod:`stoker._cluster.members`), whose clients are loaders of all machines: whoever asks first fetches it. So a
+loader waits for another loader, which waits for the store, and processes wait for nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 
+from stoker._base.checksum import crc32c
 from stoker._base.machine import inspect_machine
 from stoker._base.sizes import format_bytes
+from stoker._base.task_group import task_group
 from stoker._base.threads import PerLoop, run_in_thread
-from stoker._cache.index import NOT_FOUND, Found, name_of, size_of
-from stoker._cluster.frames import Frame, FrameProtocol, Kind
-from stoker._cluster.launch import NodeLink, connect
+from stoker._cache.index import NOT_FOUND, Found, ObjectRange, Presence, name_of
+from stoker._cluster.connection import Connection
+from stoker._cluster.frames import Frame, Kind, Need
+from stoker._cluster.launch import connect
+from stoker._cluster.members import Member, Registry
+from stoker._cluster.peers import OpenPeer, Peers
 from stoker._cluster.spec import ClusterSpec
+from stoker._cluster.tcp import open_tcp
 from stoker.abc import ObjectRef
-from stoker.errors import ConfigError, ConnectionLostError, StokerError
+from stoker.errors import ConfigError, StokerError, StoreError
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 5.0, 300.0
 """Time from the first try to reach a process that could not be reached to the next, which doubles, up to a maximum."""
-_CLOSE_SECONDS = 1.0
-"""Time in which a process that takes none of the objects on their way is not waited for when a loader is closed."""
-_UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
-"""Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
-are given to it."""
-_SILENT_SECONDS = 0.5
-"""Time after which a process that has not answered is not responsive, beside the time of bytes that were to be sent."""
-_LEAST_BYTES_PER_SECOND = 50e6
-"""Rate at which a process is expected to take bytes, at least."""
 _SOON_SECONDS = 1.0
 """Time in which a connection is made, unless the process is frozen: it may have to be started."""
+
+_REQUEST_BYTES, _REQUEST_RANGES = 1 << 20, 4096
+"""Maximum size, beyond one range, and maximum number of ranges of one request."""
+_PRESENCE: dict[int, Presence] = {
+    Kind.HIT: Presence.COPIED,
+    Kind.LACKING: Presence.LACKING,
+    Kind.FULL: Presence.UNAVAILABLE,
+}
+PEEK_SECONDS = 0.5
+"""Time in which the previous owner of an object has to answer, before the object is read from the store."""
+
+OpenNode = Callable[[ClusterSpec, str], Awaitable[Connection]]
+"""Connects to the process of this machine with a setting, and starts it if there is none.
+
+Raises:
+    StokerError: it cannot start, or does not answer.
+    OSError: it cannot be reached.
+"""
 
 _log = logging.getLogger("stoker.cluster")
 
 
 class ClusterTier:
-    """A :class:`~stoker.abc.Tier` whose objects a process of this machine keeps in memory that its clients map.
+    """A :class:`~stoker.abc.Tier` whose objects cache processes keep: in memory that clients on the machine map.
 
     If two clients lack an object, one fetches it, and the other one waits for it, so a read may take as long as a fetch
     from the store.
@@ -44,6 +64,9 @@ class ClusterTier:
     Args:
         text: setting ``cluster=``.
         is_shared: whether other clients need the same objects at about the same time; default False.
+        registry: where the machines of the job find each other; default None: the job has one machine.
+        open_node: connects to the process of this machine.
+        open_peer: connects to that of another machine.
 
     Raises:
         ConfigError: the setting is malformed, or the limit is above the memory of the machine or container.
@@ -51,92 +74,220 @@ class ClusterTier:
 
     name = "cluster"
 
-    def __init__(self, text: str, *, is_shared: bool = False) -> None:
-        self._text, self._spec, self._is_shared = text, ClusterSpec.parse(text), is_shared
+    def __init__(
+        self,
+        text: str,
+        *,
+        is_shared: bool = False,
+        registry: Registry | None = None,
+        open_node: OpenNode | None = None,
+        open_peer: OpenPeer = open_tcp,
+    ) -> None:
+        self._spec, self._is_shared = ClusterSpec.parse(text), is_shared
         if self._spec.path is None and self._spec.limit_bytes > (machine := inspect_machine()).memory_bytes:
             limited_by = f" ({machine.limited_by})" if machine.limited_by else ""
             raise ConfigError(
                 f"cluster={text!r}: there are {format_bytes(machine.memory_bytes)} of memory here{limited_by}; lower "
                 "limit=, or use disk:"
             )
-        self._links = PerLoop(lambda: _LoopLink(self._spec, self._text))
+        open_this_node = partial(open_node or open_local, self._spec, text)
+        self._links = PerLoop(
+            lambda: _LoopLink(open_this_node, None if registry is None else Peers(registry, open_peer))
+        )
+
+    def place(self, ref: ObjectRef) -> str:
+        """Return the address of the process that has the place of an object; empty for that of this machine."""
+        owner = self._links.get().owner(name_of(ref))
+        return "" if owner is None else str(owner.address)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Copy an object into ``into``; return False if this client is to fetch it, or there is no room for it.
 
         Raises:
-            ConnectionLostError: the connection ended meanwhile.
+            StoreError: the connection ended meanwhile.
         """
-        return await self._read(Kind.ASK, ref, into, number=int(self._is_shared))
+        link, name = self._links.get(), name_of(ref)
+        need = Need.SHARED if self._is_shared else Need(0)
+        passing = Frame(Kind.ASK, 0, name, need | Need.PASSING)
+        await link.settle()
+        owner, node = link.owner(name), await link.connection()
+        if owner is None:
+            return not self._is_too_large(ref) and await self._read_from_owner(link, node, ref, need, into)
+        # If others of this machine need it, too, one of them asks the owner.
+        if node is not None and self._is_shared and await node.read(passing, into):
+            return True
+        is_here = await self._read_from_owner(link, await link.connection_to(owner), ref, need, into)
+        if is_here and node is not None and node.has_lease(name):
+            link.give(node, name, into)
+        return is_here
+
+    async def _read_from_owner(
+        self, link: _LoopLink, owner: Connection | None, ref: ObjectRef, need: Need, into: memoryview
+    ) -> bool:
+        """Copy an object from its owner, or from the one that would own it if members had not joined or left."""
+        name = name_of(ref)
+        if owner is None:
+            return False
+        if await owner.read(Frame(Kind.ASK, 0, name, need), into):
+            return True
+        if not owner.has_lease(name):
+            return False
+        for earlier in link.earlier_owners(name):
+            try:
+                async with asyncio.timeout(PEEK_SECONDS):
+                    connection = await link.connection_to(earlier)
+                    is_here = (
+                        connection is not None
+                        and connection.is_responsive()
+                        and await connection.read(Frame(Kind.PEEK, 0, name), into)
+                    )
+            except (TimeoutError, StoreError):
+                continue
+            if is_here and crc32c(into) == ref.crc32c:
+                link.give(owner, name, into)
+                return True
+        return False
 
     async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
         """Copy an object into ``into``; return False if it is not here. This client will not give it.
 
         Raises:
-            ConnectionLostError: the connection ended meanwhile.
+            StoreError: the connection ended meanwhile.
         """
-        return await self._read(Kind.PEEK, ref, into)
+        link, name = self._links.get(), name_of(ref)
+        connection = await link.connection_to(link.owner(name))
+        return connection is not None and await connection.read(Frame(Kind.PEEK, 0, name), into)
 
     async def find(self, ref: ObjectRef) -> Found:
-        """Return an object's bytes in the memory of the process, or whether it has room for the object.
+        """Return an object's bytes in the memory of this machine's process, or whether it has room for the object.
 
         A process that does not answer in time has none.
 
         Raises:
-            ConnectionLostError: the connection ended meanwhile.
+            StoreError: the connection ended meanwhile.
         """
         if ref.size_bytes > self._spec.limit_bytes:
             return NOT_FOUND
-        connection = await self._links.get().connection(_SOON_SECONDS)
-        return NOT_FOUND if connection is None else await connection.find(name_of(ref))
+        link, name = self._links.get(), name_of(ref)
+        await link.settle()
+        connection = await link.connection(_SOON_SECONDS)
+        if link.owner(name) is not None:
+            return Found(None, is_remote=True)
+        return NOT_FOUND if connection is None else await connection.find(name)
 
-    async def _read(self, kind: Kind, ref: ObjectRef, into: memoryview, *, number: int = 0) -> bool:
-        if self._is_too_large(ref):
-            return False
-        connection = await self._links.get().connection()
-        return connection is not None and await connection.read(Frame(kind, 0, name_of(ref), number), into)
+    async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
+        """Copy parts of objects of other machines, each of which gets one request, or several for many bytes.
+
+        When the call ends in any way, nothing writes to ``into`` any more.
+        """
+        link = self._links.get()
+        found = [Presence.UNAVAILABLE] * len(ranges)
+        asked: dict[str, tuple[Member, list[int]]] = {}
+        for number, each in enumerate(ranges):
+            if (owner := link.owner(name_of(each.ref))) is not None:
+                asked.setdefault(owner.label, (owner, []))[1].append(number)
+
+        async def read(owner: Member, numbers: Sequence[int]) -> None:
+            connection = await link.connection_to(owner)
+            for part in split_ranges(numbers, ranges):
+                if connection is None or not connection.is_responsive():
+                    return
+                try:
+                    found_there = await _read_parts(connection, [ranges[number] for number in part], into)
+                except StoreError:  # others are asked, and the store is
+                    return
+                for number, presence in zip(part, found_there, strict=True):
+                    found[number] = presence
+
+        async with task_group() as group:
+            for owner, numbers in asked.values():
+                group.create_task(read(owner, numbers))
+        return found
 
     def _is_too_large(self, ref: ObjectRef) -> bool:
         return ref.size_bytes > self._spec.limit_bytes and not self._is_shared
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Give an object to the process, if this client has fetched it for all, or the process still lacks it."""
-        if not self._is_too_large(ref) and (connection := self._links.get().present) is not None:
-            connection.give(name_of(ref), data)
+        """Give an object to its owner, if this client has fetched it for all, or the owner still lacks it."""
+        link, name = self._links.get(), name_of(ref)
+        owner = link.owner(name)
+        if owner is not None and link.present is not None and link.present.has_lease(name):
+            link.give(link.present, name, data)  # others of this machine wait for it
+        if not self._is_too_large(ref) and (connection := link.present_of(owner)) is not None:
+            link.give(connection, name, data)
 
     def decline(self, ref: ObjectRef) -> None:
         """Give nothing for an object that could not be fetched: the next client that waits fetches it."""
-        if (connection := self._links.get().present) is not None:
+        for connection in self._links.get().connections():
             connection.release(name_of(ref))
 
-    def is_responsive(self) -> bool:
-        """Return whether the process has answered its requests, also those that wait for another client."""
-        connection = self._links.get().present
-        return connection is not None and connection.is_responsive()
+    def is_responsive(self, ref: ObjectRef) -> bool:
+        """Return whether an object's owner has answered its requests, also those that wait for another client."""
+        link = self._links.get()
+        connection = link.present_of(link.owner(name_of(ref)))
+        return not link.is_settled or (connection is not None and connection.is_responsive())
 
     def reject(self, ref: ObjectRef) -> None:
-        """Have the process forget an object whose bytes were wrong."""
-        if (connection := self._links.get().present) is not None:
+        """Have the processes forget an object whose bytes were wrong."""
+        for connection in self._links.get().connections():
             connection.reject(name_of(ref))
 
     async def close(self) -> None:
-        """End the running loop's connection. Idempotent."""
+        """End the running loop's connections. Idempotent."""
         if (link := self._links.pop()) is not None:
             await link.close()
 
 
-class _LoopLink:
-    """The connection of one event loop, which is made at the first read, and again when it was lost."""
+def split_ranges(numbers: Sequence[int], ranges: Sequence[ObjectRange]) -> Iterator[list[int]]:
+    """Yield the numbers of ranges that one request may have: of a size that takes little time and memory."""
+    part: list[int] = []
+    size_bytes = 0
+    for number in numbers:
+        size_bytes += ranges[number].end - ranges[number].start
+        if part and (size_bytes > _REQUEST_BYTES or len(part) == _REQUEST_RANGES):
+            yield part
+            part, size_bytes = [], ranges[number].end - ranges[number].start
+        part.append(number)
+    yield part
 
-    def __init__(self, spec: ClusterSpec, text: str) -> None:
-        self._spec, self._text = spec, text
-        self._connecting: asyncio.Task[_Connection | None] | None = None
+
+async def _read_parts(connection: Connection, ranges: Sequence[ObjectRange], into: memoryview) -> list[Presence]:
+    """Copy parts of objects of one process.
+
+    Raises:
+        StoreError: the connection has ended, or the answer makes no sense.
+    """
+    kinds, data = await connection.read_parts([(name_of(each.ref), each.start, each.end) for each in ranges])
+    found = [_PRESENCE.get(kind, Presence.UNAVAILABLE) for kind in kinds]
+    sizes = [each.end - each.start for each, presence in zip(ranges, found, strict=True) if presence is Presence.COPIED]
+    if sum(sizes) != len(data):
+        raise StoreError(f"{len(data)} bytes for parts of {sum(sizes)} bytes came from the process of another machine")
+    position = 0
+    for each, presence in zip(ranges, found, strict=True):
+        if presence is Presence.COPIED:
+            size_bytes = each.end - each.start
+            into[each.offset : each.offset + size_bytes] = data[position : position + size_bytes]
+            position += size_bytes
+    return found
+
+
+class _LoopLink:
+    """The connections of one event loop; each is made at its first use, and again when it was lost.
+
+    Args:
+        open_node: connects to the process of this machine.
+        peers: the other machines; None if there are none.
+    """
+
+    def __init__(self, open_node: Callable[[], Awaitable[Connection]], peers: Peers | None) -> None:
+        self._open_node, self._peers = open_node, peers
+        self._connecting: asyncio.Task[Connection | None] | None = None
         self._begun_seconds, self._next_seconds, self._pause_seconds = 0.0, -math.inf, _RETRY_SECONDS
         self._problem = ""
-        self.present: _Connection | None = None
+        self.present: Connection | None = None
 
-    async def connection(self, within_seconds: float = math.inf) -> _Connection | None:
-        """Return the connection; None if the process could not be reached, or not within a time of the first try."""
+    async def connection(self, within_seconds: float = math.inf) -> Connection | None:
+        """Return the connection to this machine's process; None if there is none, or not within this time."""
         if self.present is not None and not self.present.is_lost:
             return self.present
         self.present = None
@@ -149,12 +300,13 @@ class _LoopLink:
         done, _ = await asyncio.wait([connecting], timeout=None if math.isinf(left_seconds) else max(0.0, left_seconds))
         return connecting.result() if done else None
 
-    async def _connect(self) -> _Connection | None:
+    async def _connect(self) -> Connection | None:
         loop = asyncio.get_running_loop()
         try:
-            link = await run_in_thread(partial(connect, self._spec, self._text))
-            self.present = await _open(link)
+            self.present = await self._open_node()
             self._pause_seconds, self._problem = _RETRY_SECONDS, ""
+            if self._peers is not None:
+                self._peers.enter(self.present)
         except (StokerError, OSError) as error:
             self._next_seconds = loop.time() + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _MAX_RETRY_SECONDS)
@@ -165,175 +317,72 @@ class _LoopLink:
             self._connecting = None
         return self.present
 
+    # The owners of objects: None is this machine's process.
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the machines of the job are known, or were waited for."""
+        return self._peers is None or self._peers.is_settled
+
+    async def settle(self) -> None:
+        """Wait until the machines of the job are known, for a limited time."""
+        if self._peers is None or self._peers.is_settled:
+            return
+        if await self.connection(_SOON_SECONDS) is not None:
+            await self._peers.settle()
+
+    def owner(self, name: str) -> Member | None:
+        """Return the member that has the place of an object."""
+        return next(iter(self._owners(name)), None)
+
+    def earlier_owners(self, name: str) -> Sequence[Member | None]:
+        """Return the members that had the place of an object if others have joined or come back since, latest first."""
+        return self._owners(name)[1:]
+
+    def _owners(self, name: str) -> list[Member | None]:
+        peers = self._peers
+        return [] if peers is None else [None if peers.is_own(each) else each for each in peers.owners(name)]
+
+    async def connection_to(self, owner: Member | None) -> Connection | None:
+        """Return the connection to an owner, which is made if need be; None if it is out of reach."""
+        if owner is None or self._peers is None:
+            return await self.connection()
+        return await self._peers.connection(owner)
+
+    def present_of(self, owner: Member | None) -> Connection | None:
+        """Return the connection to an owner, if there is one."""
+        return self.present if owner is None or self._peers is None else self._peers.present(owner)
+
+    def connections(self) -> list[Connection]:
+        """Return all present connections."""
+        own = [] if self.present is None else [self.present]
+        return own if self._peers is None else own + self._peers.connections()
+
+    def give(self, connection: Connection, name: str, data: memoryview) -> None:
+        """Give an object to a process, if the memory of objects on their way to all of them allows."""
+        others = sum(each.unsent_bytes for each in self.connections() if each is not connection)
+        connection.give(name, data, other_bytes=others)
+
     async def close(self) -> None:
+        """End all connections."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
+        if self._peers is not None:
+            await self._peers.close()
         if self.present is not None:
             await self.present.close()
 
 
-async def _open(link: NodeLink) -> _Connection:
+async def open_local(spec: ClusterSpec, text: str) -> Connection:
+    """Connect to the process of this machine; see :data:`OpenNode`."""
+    link = await run_in_thread(partial(connect, spec, text))
     try:
         _, connection = await asyncio.get_running_loop().create_unix_connection(
-            lambda: _Connection(link.arena), sock=link.connection
+            lambda: Connection(link.arena), sock=link.connection
         )
     except BaseException:
         link.connection.close()
         raise
     connection.send(Frame(Kind.OPEN, number=int(link.arena is not None)))
     return connection
-
-
-class _Connection(FrameProtocol):
-    """The client's side of a connection.
-
-    Args:
-        arena: memory of the process; None if objects are sent.
-    """
-
-    def __init__(self, arena: memoryview | None) -> None:
-        super().__init__()
-        self._arena, self._numbers = arena, count(1)
-        self._reads: dict[int, tuple[memoryview | None, asyncio.Future[Frame]]] = {}
-        self._unanswered: dict[int, float] = {}
-        self._leases: set[str] = set()
-        self._copies: dict[str, tuple[int, bytes]] = {}  # with the request for a lease
-        self._places: dict[str, int] = {}  # objects that were found: each keeps its place
-        self._refused: set[str] = set()
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_lost = False
-
-    async def read(self, asked: Frame, into: memoryview) -> bool:
-        """Ask for an object, and copy it; return False if the process does not have it."""
-        answer = await self._request(asked, into)
-        if answer.kind is Kind.HIT and self._arena is not None:
-            into[:] = self._arena[answer.number : answer.number + len(into)]
-        return answer.kind in (Kind.HIT, Kind.PASS)
-
-    async def find(self, name: str) -> Found:
-        """Return an object's memory, or whether there is room for it; neither if it is not mapped, or in no answer."""
-        if self._arena is None or name in self._refused:
-            return NOT_FOUND
-        place = self._places.get(name)
-        if place is None:
-            if not self.is_responsive():
-                return NOT_FOUND
-            try:
-                async with asyncio.timeout(self._patience_seconds()):
-                    answer = await self._request(Frame(Kind.PEEK, name=name))
-            except TimeoutError:
-                return NOT_FOUND
-            if answer.kind is not Kind.HIT:
-                if answer.kind is Kind.FULL:
-                    self._refused.add(name)
-                return Found(None, has_room=answer.kind is Kind.LACKING)
-            place = self._places[name] = answer.number
-        return Found(self._arena[place : place + size_of(name)])
-
-    async def _request(self, asked: Frame, into: memoryview | None = None) -> Frame:
-        """Send a request and return the answer, whose body, if it has one, is then in ``into``."""
-        if self.is_lost:
-            raise ConnectionLostError("the connection to the cache process has ended")
-        request, name = next(self._numbers), asked.name
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._reads[request] = into, answer
-        self._unanswered[request] = asyncio.get_running_loop().time()
-        self.send(asked._replace(request=request))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            came = None if answer.cancelled() or answer.exception() else answer.result()  # with the cancellation
-            if came is not None and came.kind is Kind.LEASE:
-                self.release(name)
-            raise
-        finally:
-            if self._reads.pop(request, None) is not None:  # cancelled: a lease that comes now is given back
-                self.skip_body(request)
-                self.send(Frame(Kind.CANCEL, request, name))
-
-    def give(self, name: str, data: memoryview) -> None:
-        """Give an object for which this client has a lease; else ask for one first."""
-        if self.is_lost or self.transport is None:
-            return
-        unsent_bytes = self.transport.get_write_buffer_size()
-        if unsent_bytes and unsent_bytes + len(data) > _UNSENT_BYTES:
-            self.release(name)
-        elif name in self._leases:
-            self._leases.discard(name)
-            self.send(Frame(Kind.GIVE, 0, name), bytes(data))
-        elif name not in self._copies and len(self._copies) < _MAX_COPIES:
-            request = next(self._numbers)
-            self._copies[name] = request, bytes(data)
-            self.send(Frame(Kind.ASK, request, name))
-
-    def release(self, name: str) -> None:
-        """Give back a lease, if there is one."""
-        if name in self._leases:
-            self._leases.discard(name)
-            self.send(Frame(Kind.RELEASE, 0, name))
-
-    def reject(self, name: str) -> None:
-        """Have the process forget an object, whose place may be damaged: it is not looked for there again."""
-        self._places.pop(name, None)
-        self._refused.add(name)
-        self.send(Frame(Kind.REJECT, 0, name))
-
-    def frame_received(self, frame: Frame) -> tuple[int, memoryview | None]:
-        self._unanswered.pop(frame.request, None)
-        if frame.kind is Kind.WAIT:
-            return 0, None
-        into, answer = self._reads.get(frame.request, (None, None))
-        number, copy = self._copies.get(frame.name, (0, b""))
-        if number == frame.request:
-            del self._copies[frame.name]
-        if frame.kind is Kind.LEASE:
-            if number == frame.request:
-                self.send(Frame(Kind.GIVE, 0, frame.name), copy)
-            elif answer is None or answer.done():  # nobody waits for it any more
-                self.send(Frame(Kind.RELEASE, 0, frame.name))
-            else:
-                self._leases.add(frame.name)
-        elif frame.kind is Kind.PASS or (frame.kind is Kind.HIT and self._arena is None):
-            return size_of(frame.name), into
-        elif frame.kind not in (Kind.HIT, Kind.FULL, Kind.LACKING):
-            raise ValueError(f"the process sent {frame.kind.name}")
-        self.body_received(frame)
-        return 0, None
-
-    def body_received(self, frame: Frame) -> None:
-        _, answer = self._reads.pop(frame.request, (None, None))
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
-
-    def is_responsive(self) -> bool:
-        """Return whether the process has answered the requests that it has had time for."""
-        oldest = min(self._unanswered.values(), default=math.inf)
-        return not self.is_lost and asyncio.get_running_loop().time() - oldest < self._patience_seconds()
-
-    def _patience_seconds(self) -> float:
-        """Return how long an answer may take: it comes behind what is sent before the request."""
-        unsent_bytes = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        return _SILENT_SECONDS + unsent_bytes / _LEAST_BYTES_PER_SECOND
-
-    async def close(self) -> None:
-        """End the connection, once what was given has arrived."""
-        transport = self.transport
-        if transport is not None and not self.is_lost:
-            self.end()
-            before_bytes, unsent_bytes = math.inf, transport.get_write_buffer_size()
-            while not self._ended.done() and unsent_bytes < before_bytes:
-                await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
-                before_bytes, unsent_bytes = unsent_bytes, transport.get_write_buffer_size()
-        self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.is_lost = True
-        self._copies.clear()
-        self._leases.clear()
-        self._ended.set_result(None)
-        reads, self._reads = self._reads, {}
-        for _, answer in reads.values():
-            if not answer.done():
-                answer.set_exception(ConnectionLostError("the cache process of this machine has ended"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -47,3 +49,18 @@ def is_at(descriptor: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:
         return False
+
+
+def machine_label(file: Path) -> str:
+    """Return the name of this machine among those of a job, 16 hexadecimal digits, from a file that is created.
+
+    Names of hosts are no such names: in containers, many have the same.
+    """
+    try:
+        label = file.read_text("ascii")
+    except (OSError, ValueError):
+        label = ""
+    if not re.fullmatch(r"[0-9a-f]{16}", label):
+        label = secrets.token_hex(8)
+        file.write_text(label, "ascii")
+    return label

@@ -1,7 +1,7 @@
-"""The frames between a cache process and its clients on one machine, over a Unix socket.
+"""The frames between a cache process and its clients, over a Unix socket or, between machines, over TCP.
 
-Each frame has a head of fixed size, and some have a body. It is no protocol between machines or releases: both sides
-are of one installation, and a frame that makes no sense ends the connection.
+Each frame has a head of fixed size, and some have a body. It is no protocol between releases: all sides of a job are of
+one, and a frame that makes no sense ends the connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from typing import NamedTuple, cast
 
 from stoker._cache.index import is_name
 
-HELLO = b"stoker-cluster-2"
+HELLO = b"stoker-cluster-3"
 """First bytes from the process, followed by the size of the arena, and with its descriptor if it can be mapped."""
 HELLO_SIZE = struct.Struct("<Q")
+RELEASE = 3
+"""Number of the protocol between machines."""
+NONCE_BYTES = MAC_BYTES = 32
+PROOF_BYTES = NONCE_BYTES + MAC_BYTES
+MAX_TEXT_BYTES = 1 << 20
+"""Maximum size of a body that is a text."""
+MAX_RANGES_BYTES = 65 << 20
+"""Maximum size of a body with parts of objects."""
+PART = struct.Struct("<32sQQ")
+"""A part of an object in a list: the object's name, and the offsets of its first byte and behind its last one."""
 _HEAD = struct.Struct("<BI32sQ")
 _SCRATCH = memoryview(bytearray(256 << 10))  # of bytes that nobody needs
 
@@ -26,7 +36,7 @@ class Kind(enum.IntEnum):
     OPEN = 0
     """The client has mapped the arena if the number is 1; else it wants bodies."""
     ASK = 1
-    """The number is 1 if other clients need the object at about the same time."""
+    """The number says what the client needs; see :class:`Need`."""
     PEEK = 2
     """Like ASK, but without a lease, and without waiting."""
     GIVE = 3
@@ -34,6 +44,14 @@ class Kind(enum.IntEnum):
     RELEASE = 4
     CANCEL = 5
     REJECT = 6
+    LISTEN = 7
+    """Accept clients of a job's other machines; the body, of as many bytes as the number says, has what that takes."""
+    JOIN = 8
+    """Record members of a job; they are in the body, of as many bytes as the number says."""
+    PROVE = 9
+    """A body of :data:`PROOF_BYTES` follows, which proves that a client of another machine has the secret."""
+    PARTS = 10
+    """The body, of as many bytes as the number says, lists ranges of objects that the client needs now."""
     HIT = 16
     """The number is the offset in the arena; a body follows if the client has not mapped it."""
     LEASE = 17
@@ -44,6 +62,32 @@ class Kind(enum.IntEnum):
     """Answer to PEEK: the object is not here, and there is room for it."""
     PASS = 21
     """The object is here for a while; a body follows."""
+    LISTENS = 22
+    """Answer to LISTEN; the body, of as many bytes as the number says, has what is known of the job."""
+    MEMBERS = 23
+    """Answer to JOIN; the body, of as many bytes as the number says, has all members that are known here."""
+    CHALLENGE = 24
+    """First frame from a process over TCP; a body of :data:`NONCE_BYTES` follows. The number is :data:`RELEASE`."""
+    WELCOME = 25
+    """Answer to PROVE; the body, of :data:`MAC_BYTES`, proves that the process has the secret, too."""
+    RANGES = 26
+    """Answer to PARTS; the body, of as many bytes as the number says, has a byte for each part, and then the ranges of
+    objects that are here."""
+
+
+_NAMELESS = {
+    *(Kind.OPEN, Kind.LISTEN, Kind.JOIN, Kind.PROVE, Kind.PARTS),
+    *(Kind.LISTENS, Kind.MEMBERS, Kind.CHALLENGE, Kind.WELCOME, Kind.RANGES),
+}
+
+
+class Need(enum.IntFlag):
+    """What a client that asks for an object needs."""
+
+    SHARED = 1
+    """Other clients need the object at about the same time."""
+    PASSING = 2
+    """The object has another owner, and only passes here."""
 
 
 class Frame(NamedTuple):
@@ -52,7 +96,7 @@ class Frame(NamedTuple):
     Attributes:
         kind: what it is.
         request: number of the request that it is or answers; 0 for none.
-        name: name of an object; empty in OPEN.
+        name: name of an object; empty if the frame is not about one.
         number: see :class:`Kind`.
     """
 
@@ -75,7 +119,7 @@ class Frame(NamedTuple):
         kind, request, name, number = _HEAD.unpack(data)
         text = name.rstrip(b"\0").decode("ascii")
         frame = cls(Kind(kind), request, text, number)
-        if not is_name(text) and (frame.kind is not Kind.OPEN or text):
+        if text if frame.kind in _NAMELESS else not is_name(text):
             raise ValueError(f"{text!r:.40} is not the name of an object")
         return frame
 
@@ -101,8 +145,12 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """
         raise NotImplementedError
 
-    def body_received(self, frame: Frame) -> None:
-        """Process a body that has arrived."""
+    def body_received(self, frame: Frame, body: memoryview) -> None:
+        """Process a body that has arrived, in the memory that was chosen for it.
+
+        Raises:
+            ValueError: it makes no sense.
+        """
 
     # Sending.
 
@@ -117,7 +165,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """Send nothing more; the other side ends the connection once all has arrived."""
         if self.transport is not None and not self._has_ended:
             self._has_ended = True
-            self.transport.write_eof()  # also where a forked process has the socket, too
+            if self.transport.can_write_eof():
+                self.transport.write_eof()  # also where a forked process has the socket, too
+            else:  # TLS
+                self.transport.close()
 
     def abort(self) -> None:
         """End the connection: nothing is written to memory any more."""
@@ -125,10 +176,25 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def send_text(self, kind: Kind, request: int, text: bytes) -> None:
+        """Send a frame whose body is a text."""
+        self.send(Frame(kind, request, "", len(text)), text)
+
     def skip_body(self, request: int) -> None:
         """Have the rest of a body that answers a request go nowhere."""
         if self._frame is not None and self._frame.request == request:
             self._body = None
+
+    @staticmethod
+    def text_memory(frame: Frame, limit_bytes: int = MAX_TEXT_BYTES) -> tuple[int, memoryview]:
+        """Return the size of a body that is a text, and memory for it.
+
+        Raises:
+            ValueError: it is empty, or longer than the limit.
+        """
+        if not 0 < frame.number <= limit_bytes:
+            raise ValueError(f"a text of {frame.number} bytes")
+        return frame.number, memoryview(bytearray(frame.number))
 
     # Callbacks of the event loop.
 
@@ -151,6 +217,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
             try:
                 self._frame = Frame.decode(self._head)
                 self._left, self._body = self.frame_received(self._frame)
+                if self._body is not None and len(self._body) != self._left:
+                    raise ValueError(f"{self._frame.kind.name} with a body of another size")
             except ValueError:
                 self.abort()
                 return
@@ -159,7 +227,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if not self._left:
             frame, body, self._frame, self._body = self._frame, self._body, None, None
             if body is not None:
-                self.body_received(frame)
+                try:
+                    self.body_received(frame, body)
+                except ValueError:
+                    self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._body = self.transport = None

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
+from stoker._cache.index import ObjectRange
 from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.mapped_objects import MappedObjects
@@ -40,7 +41,6 @@ from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import RankStep, Sharding
 from stoker._order.steps import PlannedStep, PositionRange, RowIndices, Segment, StepSource
-from stoker.errors import ChecksumError
 
 _LOOKUP_SAMPLES = 8192
 
@@ -226,16 +226,10 @@ class HeadMemory:
 
     async def _copy_mapped(self, mapped: MappedObjects, row: int, into: memoryview) -> Head | None:
         manifest = self._manifest
-        ref, data = manifest.ref(row), into[: int(manifest.rows.head_bytes[row])]
-        if not await mapped.copy_start(ref, data):
-            return None
-        try:
-            verify_head(manifest, row, data)
-        except ChecksumError:
-            mapped.reject(ref)
-            return None
-        mapped.count(len(data))
-        return open_head(manifest, row, data)
+        data = into[: int(manifest.rows.head_bytes[row])]
+        head = ObjectRange(manifest.ref(row), 0, len(data), 0)
+        left = await mapped.copy([head], data, lambda _: verify_head(manifest, row, data), loads=False)
+        return None if left else open_head(manifest, row, data)
 
     def _allocate(self) -> memoryview:
         if self._memory is None:

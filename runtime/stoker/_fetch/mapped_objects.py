@@ -1,29 +1,91 @@
-"""Objects in memory that the processes of a machine share, for readers that need parts of them.
+"""Objects in memory that the processes of a machine share, or those of other machines, for readers that need parts.
 
 Samples in an order that mixes all super-samples are small ranges of many objects. In memory that is mapped, reading a
-range copies bytes. An object that is not there is fetched whole, given to the tier, and then found there by all
-processes, so that the bucket is read once.
+range copies bytes; of another machine's objects, all ranges are read by one request. An object that is nowhere is
+fetched whole, given to the tier, and then found there by all processes, so that the bucket is read once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Sequence
 
-from stoker._base.task_group import Limiter
-from stoker._cache.index import NOT_FOUND, Found, MappedTier
+from stoker._base.task_group import Limiter, for_each
+from stoker._cache.index import MappedTier, ObjectRange, Presence
 from stoker._fetch.config import FetchCounters
 from stoker._fetch.fetcher import Fetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import anonymous_memory
 from stoker.abc import ObjectRef
-from stoker.errors import StoreError
+from stoker.errors import ChecksumError, StoreError
 
+_FOUND_AT_ONCE = 16
+"""Objects that are looked for at a time, or fetched if need be."""
+_COPIED_AT_ONCE_BYTES = 4 << 20
 _STAGED_OBJECTS = 2
 """Objects that a process fetches at a time, each by several requests."""
 
 
+class _Copies:
+    """Ranges that are copied by one call, from wherever their objects are.
+
+    Args:
+        ranges: the ranges.
+        into: memory that they are copied to.
+        verify: raises ChecksumError if the copied range with a number is wrong.
+        count: called with the size of each range that was copied.
+
+    Attributes:
+        numbers: key of an object → numbers of its ranges.
+        left: numbers of ranges that were not copied.
+        copied_bytes: bytes that were copied since the event loop had a turn.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[ObjectRange],
+        into: memoryview,
+        verify: Callable[[int], None],
+        count: Callable[[int], None],
+    ) -> None:
+        self.ranges, self.into, self._verify, self._count = ranges, into, verify, count
+        self.numbers: dict[str, list[int]] = {}
+        for number, each in enumerate(ranges):
+            self.numbers.setdefault(each.ref.key, []).append(number)
+        self.left = set(range(len(ranges)))
+        self.copied_bytes = 0
+
+    def ref(self, key: str) -> ObjectRef:
+        """Return an object."""
+        return self.ranges[self.numbers[key][0]].ref
+
+    def take_all(self, key: str, memory: memoryview) -> None:
+        """Copy an object's ranges from its bytes.
+
+        Raises:
+            ChecksumError: one is wrong; those before it are taken.
+        """
+        for number in self.numbers[key]:
+            _, start, end, offset = self.ranges[number]
+            self.into[offset : offset + end - start] = memory[start:end]
+            self.take(number)
+
+    def take(self, number: int) -> None:
+        """Take a range that was copied.
+
+        Raises:
+            ChecksumError: it is wrong.
+        """
+        self._verify(number)
+        if number in self.left:
+            self.left.discard(number)
+            size_bytes = self.ranges[number].end - self.ranges[number].start
+            self.copied_bytes += size_bytes
+            self._count(size_bytes)
+
+
 class MappedObjects:
-    """Finds objects in a mapped tier, and fetches those that it lacks. Belongs to one event loop.
+    """Copies ranges of a mapped tier's objects, and fetches objects that it lacks. Belongs to one event loop.
 
     Args:
         tier: the tier.
@@ -54,50 +116,97 @@ class MappedObjects:
         """Return the memory of objects on their way to the tier."""
         return _STAGED_OBJECTS * manifest.largest_bytes
 
-    async def memory(self, ref: ObjectRef) -> memoryview | None:
-        """Return an object's bytes, for reading, once it is in the tier; None if the tier does not have it in time.
+    async def copy(
+        self, ranges: Sequence[ObjectRange], into: memoryview, verify: Callable[[int], None], *, loads: bool = True
+    ) -> Sequence[int]:
+        """Copy ranges of objects that are in the tier, or that it has room for, so that they are fetched.
 
         An object that cannot be read as a whole is tried once: those of its ranges that are wanted may be right.
+
+        Args:
+            ranges: ranges of objects.
+            into: memory that the ranges are copied to.
+            verify: raises ChecksumError if the copied range with a number is wrong.
+            loads: whether to fetch objects that are missing, if this does so at all; default True.
+
+        Returns:
+            The numbers of ranges that were not copied, ascending.
         """
-        found = await self._find(ref)
-        if found.has_room and self._loads and ref.key not in self._failed:
+        copies = _Copies(ranges, into, verify, self._count)
+        lacking = await self._copy_present(copies, copies.numbers)
+
+        async def load(key: str) -> None:
+            if (other := self._loading.get(key)) is not None:
+                await other.wait()
+                await self._copy_present(copies, [key])
+            elif key not in self._failed:
+                await self._load(copies, key)
+
+        if loads and self._loads:
+            await for_each(lacking, load, concurrency=_FOUND_AT_ONCE)
+        return sorted(copies.left)
+
+    async def _copy_present(self, copies: _Copies, keys: Iterable[str]) -> list[str]:
+        """Copy the ranges of objects that are in the tier; return the keys of those that it lacks and has room for."""
+        lacking: list[str] = []
+        remote: list[int] = []
+
+        async def find(key: str) -> None:
             try:
-                await self._load(ref)
-            except StoreError:
-                self._failed.add(ref.key)
-            found = await self._find(ref)
-        return found.memory
+                found = await self._tier.find(copies.ref(key))
+            except StoreError:  # the next read of a whole object tells
+                return
+            if found.is_remote:
+                remote.extend(copies.numbers[key])
+            elif found.memory is not None:
+                await self._copy_from(copies, key, found.memory)
+            elif found.has_room:
+                lacking.append(key)
 
-    async def copy_start(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Copy the first bytes of an object, if it is in the tier already; return whether it is."""
-        memory = (await self._find(ref)).memory
-        if memory is not None:
-            into[:] = memory[: len(into)]
-        return memory is not None
+        await for_each(keys, find, concurrency=_FOUND_AT_ONCE)
+        if remote:
+            lacking += await self._copy_remote(copies, remote)
+        return lacking
 
-    def reject(self, ref: ObjectRef) -> None:
+    async def _copy_from(self, copies: _Copies, key: str, memory: memoryview) -> None:
+        try:
+            copies.take_all(key, memory)
+        except ChecksumError:
+            self._reject(copies.ref(key))
+        if copies.copied_bytes >= _COPIED_AT_ONCE_BYTES:
+            copies.copied_bytes = 0
+            await asyncio.sleep(0)  # other fetches go on
+
+    async def _copy_remote(self, copies: _Copies, numbers: Sequence[int]) -> list[str]:
+        """Copy ranges of other machines' objects; return the keys of those that these lack and have room for."""
+        found = await self._tier.read_ranges([copies.ranges[number] for number in numbers], copies.into)
+        lacking: dict[str, None] = {}
+        for number, presence in zip(numbers, found, strict=True):
+            ref = copies.ranges[number].ref
+            if presence is Presence.LACKING:
+                lacking[ref.key] = None
+            elif presence is Presence.COPIED:
+                try:
+                    copies.take(number)
+                except ChecksumError:
+                    self._reject(ref)
+        return list(lacking)
+
+    def _reject(self, ref: ObjectRef) -> None:
         """Have the tier forget an object of which a value is wrong."""
         self._counters.tier_errors[self._tier.name] += 1
         self._counters.checksum_failures += 1
         self._tier.reject(ref)
 
-    def count(self, size_bytes: int) -> None:
+    def _count(self, size_bytes: int) -> None:
         """Count a range that was copied."""
         self._counters.tier_hits[self._tier.name] += 1
         self._counters.count_delivery(size_bytes)
 
-    async def _find(self, ref: ObjectRef) -> Found:
-        try:
-            return await self._tier.find(ref)
-        except StoreError:  # the next read of a whole object tells
-            return NOT_FOUND
-
-    async def _load(self, ref: ObjectRef) -> None:
-        """Fetch an object and offer it to the tier, or wait while another call does."""
-        if (other := self._loading.get(ref.key)) is not None:
-            await other.wait()
-            return
-        ended = self._loading[ref.key] = asyncio.Event()
+    async def _load(self, copies: _Copies, key: str) -> None:
+        """Fetch an object, offer it to the tier, and copy its ranges."""
+        ref, ended = copies.ref(key), asyncio.Event()
+        self._loading[key] = ended
         try:
             await self._limiter.acquire()
             try:
@@ -106,10 +215,13 @@ class MappedObjects:
                     await self._fetcher.fetch_whole(ref, memory[: ref.size_bytes], urgent=True)
                     self._counters.objects -= 1  # delivered are its ranges, when they are copied
                     self._counters.useful_bytes -= ref.size_bytes
+                    await self._copy_from(copies, key, memory[: ref.size_bytes])
+                except StoreError:
+                    self._failed.add(key)
                 finally:
                     self._free.append(memory)
             finally:
                 self._limiter.release()
         finally:
-            del self._loading[ref.key]
+            del self._loading[key]
             ended.set()

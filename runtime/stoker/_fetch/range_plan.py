@@ -8,7 +8,6 @@ there is room for the unused bytes: the smallest gaps are merged first. :func:`r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 
 from stoker._base.batch_read import BatchLimits
 from stoker._base.checksum import crc32c
-from stoker._base.task_group import for_each, for_each_in_turn
+from stoker._base.task_group import for_each_in_turn
+from stoker._cache.index import ObjectRange
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
 from stoker._fetch.mapped_objects import MappedObjects
@@ -30,9 +30,6 @@ from stoker._order.sharding import Sharding
 from stoker._order.units import Units
 from stoker.errors import ChecksumError
 
-_FOUND_AT_ONCE = 16
-"""Objects of a group that are looked for at a time, or fetched if need be."""
-_COPIED_AT_ONCE_BYTES = 4 << 20
 MAX_GROUP_SAMPLES = 1 << 16
 """Maximum number of samples of a group, so that its metadata stays small relative to its data."""
 
@@ -232,33 +229,11 @@ class _PlannedReads:
     async def copy(self, mapped: MappedObjects) -> Sequence[int]:
         """Copy the ranges of mapped objects; return the numbers of the other ranges."""
         refs = {row: self._manifest.ref(row) for row in np.unique(self._reads.objects).tolist()}
-        memories: dict[int, memoryview | None] = {}
-
-        async def find(row: int) -> None:
-            memories[row] = await mapped.memory(refs[row])
-
-        await for_each(refs, find, concurrency=_FOUND_AT_ONCE)
-        left, copied_bytes = [], 0
         columns = self._reads.objects, self._reads.starts, self._reads.ends, self._reads.offsets
-        for number, (row, start, end, offset) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
-            memory = memories[row]
-            if memory is None:
-                left.append(number)
-                continue
-            self._into[offset : offset + end - start] = memory[start:end]
-            try:
-                self.verify(number)
-            except ChecksumError:
-                mapped.reject(refs[row])
-                memories[row] = None
-                left.append(number)
-                continue
-            mapped.count(end - start)
-            copied_bytes += end - start
-            if copied_bytes >= _COPIED_AT_ONCE_BYTES:
-                copied_bytes = 0
-                await asyncio.sleep(0)  # other fetches go on
-        return left
+        ranges = [
+            ObjectRange(refs[row], *each) for row, *each in zip(*(each.tolist() for each in columns), strict=True)
+        ]
+        return await mapped.copy(ranges, self._into, self.verify)
 
 
 async def read_values(

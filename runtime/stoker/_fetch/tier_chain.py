@@ -44,8 +44,8 @@ class SingleFlightTier(Tier, Protocol):
         """Let another client fetch an object that this one lacked and could not fetch. Must not block."""
         ...
 
-    def is_responsive(self) -> bool:
-        """Return whether it has answered its requests, also those that wait for another client."""
+    def is_responsive(self, ref: ObjectRef) -> bool:
+        """Return whether an object's place has answered its requests, also those that wait for another client."""
         ...
 
 
@@ -69,6 +69,7 @@ class _TierState:
 
     Attributes:
         label: name in messages.
+        single_flight: the tier, if its reads wait for other clients; else None.
         times: durations of its reads, each divided by the number of concurrent reads, which share a device or link.
         in_flight: number of reads in flight.
         failure: text of the last failure.
@@ -77,6 +78,7 @@ class _TierState:
 
     def __init__(self, tier: Tier, location: str) -> None:
         self.tier = tier
+        self.single_flight = tier if isinstance(tier, SingleFlightTier) else None
         self.label = f"{tier.name} {location}".rstrip()
         self.breaker = CircuitBreaker()
         self.times = TransferTimes()
@@ -109,6 +111,7 @@ class TierChain:
         self._log = log
         self._tiers = tuple(tiers)
         self._places = [tier.place if isinstance(tier, PlacedTier) else _single_place for tier in tiers]
+        self._single_flights = [tier for tier in tiers if isinstance(tier, SingleFlightTier)]
         self._states: dict[tuple[int, str], _TierState] = {}
         self._hedges, self._config, self._counters, self._verify = hedges, config, counters, verify
 
@@ -213,15 +216,14 @@ class TierChain:
                 self._log_fault(self._state(number, ref), "offering", ref, error)
 
     @staticmethod
-    def _waits_for_others(member: _TierState, answer: _TierOutcome) -> bool:
+    def _waits_for_others(member: _TierState, ref: ObjectRef, answer: _TierOutcome) -> bool:
         """Return whether a late read was late because another client's fetch is."""
         is_late = answer in (_TierOutcome.LATE, _TierOutcome.BEATEN)
-        return is_late and isinstance(member.tier, SingleFlightTier) and member.tier.is_responsive()
+        return is_late and member.single_flight is not None and member.single_flight.is_responsive(ref)
 
     def _decline(self, ref: ObjectRef) -> None:
-        for tier in self._tiers:
-            if isinstance(tier, SingleFlightTier):
-                tier.decline(ref)
+        for tier in self._single_flights:
+            tier.decline(ref)
 
     async def _read_if_permitted(
         self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
@@ -237,7 +239,7 @@ class TierChain:
             answer = await self._read_with_hedge(member, ref, into, store)
             if answer is _TierOutcome.DELIVERED:
                 outcome = ReadOutcome.DELIVERED
-            elif answer is not _TierOutcome.MISSING and not self._waits_for_others(member, answer):
+            elif answer is not _TierOutcome.MISSING and not self._waits_for_others(member, ref, answer):
                 outcome = ReadOutcome.FAILED
         except StokerError:
             outcome = ReadOutcome.FAILED
@@ -299,7 +301,7 @@ class TierChain:
 
         At least the store's time after the first byte: a disk that is slow because of many readers is not faulty.
         """
-        if isinstance(member.tier, SingleFlightTier):
+        if member.single_flight is not None:
             return max(SINGLE_FLIGHT_SECONDS, self._hedges.late_seconds(size_bytes))
         store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
         least_seconds = max(LATE_SECONDS, store_bytes_seconds)
@@ -318,7 +320,7 @@ class TierChain:
         try:
             async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
                 with start_activity(ref.key, Phase.TIER):
-                    read = tier.peek if isinstance(tier, SingleFlightTier) and not will_fetch else tier.read
+                    read = tier.read if will_fetch or member.single_flight is None else member.single_flight.peek
                     is_hit = await read(ref, into)
             if not is_hit:
                 return _TierOutcome.MISSING

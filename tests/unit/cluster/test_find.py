@@ -11,9 +11,10 @@ import pytest
 
 from stoker._cache.index import NOT_FOUND, Found
 from stoker._cluster import client as client_module
-from stoker._cluster import node
+from stoker._cluster import serving
 from stoker._cluster.arena import Arena
 from stoker._cluster.client import ClusterTier
+from stoker._cluster.serving import Node
 from stoker._cluster.spec import ClusterSpec
 from support.cluster import check_with_node, object_of, own_runtime_folder, read_object
 
@@ -28,7 +29,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_an_object_is_found_in_mapped_memory_and_stays_there() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await second.find(ref) == Found(None, has_room=True)
@@ -55,7 +56,7 @@ def test_an_object_is_found_in_mapped_memory_and_stays_there() -> None:
 
 
 def test_an_object_without_room_is_not_asked_for_again() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier = ClusterTier(TEXT)
         full, _body = object_of(1, 20 * MIB)
         ref, _body = object_of(2, 20 * MIB)
@@ -72,7 +73,7 @@ def test_an_object_without_room_is_not_asked_for_again() -> None:
 def test_where_memory_is_not_mapped_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "readable", None)
 
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier = ClusterTier(TEXT)
         assert await tier.find(object_of(1)[0]) == NOT_FOUND
         await tier.close()
@@ -81,7 +82,7 @@ def test_where_memory_is_not_mapped_nothing_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_search_in_a_silent_process_ends_soon_and_the_next_at_once() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier, loop = ClusterTier(TEXT), asyncio.get_running_loop()
         await tier.find(object_of(1)[0])
         for client in running.clients:
@@ -94,7 +95,7 @@ def test_a_search_in_a_silent_process_ends_soon_and_the_next_at_once() -> None:
         assert loop.time() - begun < first
         for client in running.clients:
             client.transport.resume_reading()  # type: ignore[union-attr]  # as above
-        while not tier.is_responsive():  # noqa: ASYNC110 - no event
+        while not tier.is_responsive(object_of(2)[0]):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         assert await tier.find(object_of(2)[0]) == Found(None, has_room=True)
         await tier.close()
@@ -125,7 +126,7 @@ def test_a_process_that_accepts_nobody_delays_the_first_search_for_a_second(
 
 
 def test_an_object_that_was_rejected_is_not_looked_for_again() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier = ClusterTier(TEXT)
         ref, body = object_of(1)
         assert await read_object(tier, ref) is None
@@ -139,7 +140,7 @@ def test_an_object_that_was_rejected_is_not_looked_for_again() -> None:
 
 
 def test_a_late_answer_of_another_request_does_not_lose_what_waits_for_its_lease() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         ref, body = object_of(1)
         await first.find(object_of(2)[0])
@@ -162,7 +163,7 @@ def test_a_late_answer_of_another_request_does_not_lose_what_waits_for_its_lease
 
 
 def test_beyond_the_limit_an_object_passes_between_those_that_need_it_together() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         first, second, third = (ClusterTier(TEXT, is_shared=True) for _ in range(3))
         alone = ClusterTier(TEXT)
         assert await read_object(alone, object_of(0, 20 * MIB)[0]) is None  # it has most places
@@ -186,9 +187,9 @@ def test_beyond_the_limit_an_object_passes_between_those_that_need_it_together()
 
 
 def test_the_process_keeps_no_more_that_passes_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "_PASSING_BYTES", 4 * MIB)
+    monkeypatch.setattr(serving, "_PASSING_BYTES", 4 * MIB)
 
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         first, second = (ClusterTier(TEXT, is_shared=True) for _ in range(2))
         keeping, _body = object_of(0, 30 * MIB)
         assert await read_object(first, keeping) is None  # it has all places

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from stoker._cluster import client as client_module
-from stoker._cluster import launch, node
+from stoker._cluster import connection, launch, serving
 from stoker._cluster.arena import Arena, map_arena
 from stoker._cluster.client import ClusterTier
 from stoker._cluster.files import runtime_folder
 from stoker._cluster.frames import HELLO, HELLO_SIZE, Frame, Kind
+from stoker._cluster.serving import Node
 from stoker._cluster.spec import ClusterSpec
 from stoker.errors import ConfigError, ConnectionLostError
 from support.cluster import check_with_node, object_of, own_runtime_folder, read_object
@@ -33,7 +34,7 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-async def arrived(running: node.Node, count: int) -> None:
+async def arrived(running: Node, count: int) -> None:
     """Wait until the process has objects."""
     while sum(each.is_here for each in running.catalog._objects.values()) < count:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
@@ -55,7 +56,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize("size_bytes", [1, 300_000, 5 * MIB])
 def test_one_client_fetches_and_the_others_get_its_bytes(way: str, size_bytes: int) -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1, size_bytes)
         first, *others = (ClusterTier(way) for _ in range(3))
         assert await read_object(first, ref) is None
@@ -73,7 +74,7 @@ def test_one_client_fetches_and_the_others_get_its_bytes(way: str, size_bytes: i
 
 
 def test_a_lost_client_s_lease_goes_to_one_that_waits(way: str) -> None:
-    async def check(_: node.Node) -> None:
+    async def check(_: Node) -> None:
         ref, body = object_of(1)
         first, second, third = (ClusterTier(way) for _ in range(3))
         assert await read_object(first, ref) is None
@@ -91,9 +92,9 @@ def test_a_lost_client_s_lease_goes_to_one_that_waits(way: str) -> None:
 
 
 def test_a_stuck_client_s_lease_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "LEASE_SECONDS", 0.1)
 
-    async def check(_: node.Node) -> None:
+    async def check(_: Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
@@ -105,17 +106,17 @@ def test_a_stuck_client_s_lease_ends_in_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "LEASE_SECONDS", 0.1)
 
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1, 5 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
-        connection = first._links.get().present
-        assert connection is not None
-        assert connection.transport is not None
-        (name,) = connection._leases
-        connection.transport.write(Frame(Kind.GIVE, 0, name).encode() + body[:1000])
+        link = first._links.get().present
+        assert link is not None
+        assert link.transport is not None
+        (name,) = link._leases
+        link.transport.write(Frame(Kind.GIVE, 0, name).encode() + body[:1000])
         assert await read_object(second, ref) is None
         second.offer(ref, memoryview(body))
         await arrived(running, 1)
@@ -127,19 +128,19 @@ def test_a_client_that_is_stuck_in_the_middle_of_an_object_writes_no_more(monkey
 
 
 def test_a_read_that_waits_for_another_client_is_answered_and_a_silent_process_is_known() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
         waiting = asyncio.create_task(read_object(second, ref))
         await asyncio.sleep(0.6)
-        assert second.is_responsive()
+        assert second.is_responsive(ref)
         for client in running.clients:
             client.transport.pause_reading()  # type: ignore[union-attr]  # they are connected
         silent = asyncio.create_task(read_object(second, object_of(2)[0]))
         await asyncio.sleep(0.6)
-        assert not second.is_responsive()
-        assert first.is_responsive()
+        assert not second.is_responsive(ref)
+        assert first.is_responsive(ref)
         for task in (waiting, silent):
             task.cancel()
         await asyncio.wait([waiting, silent])
@@ -152,7 +153,7 @@ def test_a_read_that_waits_for_another_client_is_answered_and_a_silent_process_i
 
 
 def test_a_lease_that_comes_together_with_a_cancellation_is_given_back() -> None:
-    async def check(_: node.Node) -> None:
+    async def check(_: Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, object_of(2)[0]) is None  # connects
@@ -174,7 +175,7 @@ def test_a_lease_that_comes_together_with_a_cancellation_is_given_back() -> None
 
 
 def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_back(way: str) -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         first, second, third = (ClusterTier(way) for _ in range(3))
         assert await read_object(first, ref) is None
@@ -195,7 +196,7 @@ def test_a_cancelled_read_ends_at_once_and_a_lease_that_comes_for_it_is_given_ba
 
 
 def test_a_cancelled_second_read_leaves_the_lease_of_the_first() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         first, other = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
@@ -215,7 +216,7 @@ def test_a_cancelled_second_read_leaves_the_lease_of_the_first() -> None:
 
 
 def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> None:
-    async def check(_: node.Node) -> None:
+    async def check(_: Node) -> None:
         ref, _body = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
@@ -231,7 +232,7 @@ def test_an_object_that_could_not_be_fetched_is_fetched_by_the_next_client() -> 
 
 
 def test_an_object_fetched_without_a_lease_is_given_if_nobody_has_it(way: str) -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier = ClusterTier(way)
         (known, known_body), (ref, body) = object_of(1), object_of(2)
         assert await read_object(tier, known) is None  # connects
@@ -245,7 +246,7 @@ def test_an_object_fetched_without_a_lease_is_given_if_nobody_has_it(way: str) -
 
 
 def test_what_was_given_before_a_client_is_closed_arrives() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1, 9 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
@@ -258,9 +259,9 @@ def test_what_was_given_before_a_client_is_closed_arrives() -> None:
 
 
 def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "_CLOSE_SECONDS", 0.5)
 
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1, 9 * MIB)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
@@ -285,14 +286,14 @@ def test_what_was_given_before_a_client_is_closed_arrives_at_a_slow_process(monk
 
 
 def test_a_lease_that_comes_while_a_client_is_closed_does_not_stop_what_was_given() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         (ref, body), (other, _body) = object_of(1, 9 * MIB), object_of(2)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None
-        connection = first._links.get().present
-        assert connection is not None
-        assert connection.transport is not None
-        transport = connection.transport
+        link = first._links.get().present
+        assert link is not None
+        assert link.transport is not None
+        transport = link.transport
         transport.pause_reading()
         reading = asyncio.create_task(read_object(first, other))
         await asyncio.sleep(0.05)  # the process has sent the lease
@@ -309,7 +310,7 @@ def test_a_lease_that_comes_while_a_client_is_closed_does_not_stop_what_was_give
 
 
 def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         first, second = ClusterTier(way), ClusterTier(way)
         into = memoryview(bytearray(ref.size_bytes))
@@ -327,7 +328,7 @@ def test_a_peek_gets_what_is_there_and_waits_for_nobody(way: str) -> None:
 
 
 def test_beyond_the_limit_clients_fetch_for_themselves() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         tier = ClusterTier(TEXT)
         objects = [object_of(number, 10 * MIB) for number in range(5)]
         for number, (ref, body) in enumerate(objects):
@@ -345,7 +346,7 @@ def test_beyond_the_limit_clients_fetch_for_themselves() -> None:
 
 
 def test_wrong_bytes_are_fetched_again() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         tier = ClusterTier(TEXT)
         assert await read_object(tier, ref) is None
@@ -395,7 +396,7 @@ def test_nobody_but_the_process_writes_to_mapped_memory(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_ends_its_connection_and_no_other(data: bytes) -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, body = object_of(1)
         tier = ClusterTier(TEXT)
         assert await read_object(tier, ref) is None
@@ -415,7 +416,7 @@ def test_what_makes_no_sense_ends_its_connection_and_no_other(data: bytes) -> No
 
 
 def test_a_process_that_ends_fails_the_reads_that_wait_and_is_replaced() -> None:
-    async def check(running: node.Node) -> None:
+    async def check(running: Node) -> None:
         ref, _ = object_of(1)
         first, second = ClusterTier(TEXT), ClusterTier(TEXT)
         assert await read_object(first, ref) is None

@@ -67,7 +67,7 @@ class SingleFlight(Warm):
     def decline(self, ref: ObjectRef) -> None:
         self.declined.append(ref.key)
 
-    def is_responsive(self) -> bool:
+    def is_responsive(self, ref: ObjectRef) -> bool:
         return self.responds
 
 

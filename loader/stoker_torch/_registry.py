@@ -1,0 +1,196 @@
+"""Where the machines of a training find each other: torch's store at ``MASTER_ADDR``, or one of them.
+
+No collective operation is used, since a loader may be made on one rank alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from stoker._base.threads import compute_in_thread
+from stoker._cluster.frames import Kind
+from stoker._cluster.members import Member, Registry
+from stoker._cluster.secret import SECRET_VARIABLE, ClusterSecret
+from stoker._cluster.spec import ClusterSpec
+from stoker._cluster.tcp import open_tcp
+from stoker._shared.address import Address
+from stoker.errors import ConfigError, ConnectionLostError
+
+MEETING_VARIABLE = "STOKER_CLUSTER"
+_STORE_SECONDS, _POLL_SECONDS = 10.0, 0.02
+
+T = TypeVar("T")
+
+
+def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ) -> Registry | None:
+    """Return where the machines of this training find each other; None if it has one machine.
+
+    Raises:
+        ConfigError: ``STOKER_CLUSTER`` is not ``host:port``, or there is no secret for it.
+    """
+    secret = environment.get(SECRET_VARIABLE, "")
+    if meeting := environment.get(MEETING_VARIABLE, ""):
+        return MeetingAddress(Address.parse(meeting), ClusterSecret.parse(secret))
+    ranks, local_ranks = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
+    if not host or not port or ranks < 2 or ranks == local_ranks or not distributed.is_available():
+        return None
+    machines = _number(environment, "GROUP_WORLD_SIZE") or (-(-ranks // local_ranks) if local_ranks else 0)
+    return TorchStore(Address(host, port), spec.key, machines, ClusterSecret.parse(secret) if secret else None)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _own_host(other: Address) -> str:
+    """Return the address of this machine towards another one. Sends nothing.
+
+    Raises:
+        OSError: the other one is unknown or out of reach.
+    """
+    family, _, _, _, address = socket.getaddrinfo(other.host, other.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+class TorchStore:
+    """A :class:`~stoker._cluster.members.Registry` in the store of torch.distributed.
+
+    That is the store of the default process group, or where this process has none, as worker processes, the one at
+    ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Args:
+        address: address of the store.
+        key: name of the members' keys in it.
+        machines: number of machines; 0 if it is not known.
+        secret: the secret; default None: one that the first member draws, which whoever reaches the store can read.
+    """
+
+    def __init__(self, address: Address, key: str, machines: int, secret: ClusterSecret | None = None) -> None:
+        self._address, self._prefix, self.machines, self._secret = address, f"stoker/cluster/{key}", machines, secret
+        self.job = f"torch {address}"
+
+    async def secret(self) -> ClusterSecret:
+        """Return the secret of the job."""
+        key = f"{self._prefix}/secret"
+        drawn = ClusterSecret.generate().reveal()
+
+        def work(store: Any) -> str:
+            if store.add(f"{key}/claims", 1) == 1:
+                store.set(key, drawn)
+            until = time.monotonic() + _STORE_SECONDS
+            while not store.check([key]):  # get() would block other operations of the store
+                if time.monotonic() > until:
+                    raise ConnectionLostError(f"torch's store at {self._address} has no secret for the cluster cache")
+                time.sleep(_POLL_SECONDS)
+            return str(store.get(key).decode())
+
+        if self._secret is None:
+            self._secret = ClusterSecret.parse(await self._ask(work))
+        return self._secret
+
+    def addresses(self) -> list[Address]:
+        """Return the address towards the store's machine, with any free port."""
+        return [Address(_own_host(self._address), 0)]
+
+    async def join(self, member: Member) -> list[Member]:
+        """Record this machine's process, unless it is there already, and return all members, the latest last."""
+        key = f"{self._prefix}/members"
+
+        def read(store: Any, first: int) -> list[Member]:
+            keys = [f"{key}/{number}" for number in range(first, store.add(key, 0) + 1)]
+            return [Member.decode(json.loads(store.get(each))) for each in keys if store.check([each])]
+
+        def work(store: Any) -> list[Member]:
+            members = read(store, 1)
+            if {each.label: each for each in members}.get(member.label) != member:
+                store.set(f"{key}/{store.add(key, 1)}", json.dumps(member.encode()))
+                members = read(store, 1)
+            return members
+
+        return await self._ask(work)
+
+    async def _ask(self, work: Callable[[Any], T]) -> T:
+        """Use the store in a thread, since another operation may block it."""
+
+        def ask() -> T:
+            try:
+                return work(_default_store() or _own_store(self._address))
+            except (OSError, RuntimeError) as error:
+                text = str(error).split("\n")[0]
+                raise ConnectionLostError(f"torch's store at {self._address} cannot be reached: {text}") from None
+
+        return await compute_in_thread(ask)
+
+
+_PROCESS = os.getpid()
+_own_stores: dict[tuple[int, Address], Any] = {}
+
+
+def _default_store() -> Any:
+    """Return the store of the default process group; None if there is none, or it is that of a parent process."""
+    if os.getpid() != _PROCESS or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no version from 2.4 on has a public way
+    while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]  # its stubs lack it
+        store = store.underlying_store  # keys are those of a connection of its own
+    return store
+
+
+def _own_store(address: Address) -> Any:
+    """Return a connection to a store, which stays open: a store that many connect to at a time may answer late.
+
+    Raises:
+        RuntimeError: it cannot be reached.
+    """
+    key = os.getpid(), address
+    if key not in _own_stores:
+        limit = timedelta(seconds=_STORE_SECONDS)
+        _own_stores[key] = distributed.TCPStore(  # type: ignore[attr-defined]  # its stubs lack it
+            address.host, address.port, is_master=False, timeout=limit, wait_for_workers=False
+        )
+    return _own_stores[key]
+
+
+class MeetingAddress:
+    """A :class:`~stoker._cluster.members.Registry` at the cache process of one of the machines, which listens there.
+
+    Args:
+        address: its address.
+        secret: the secret.
+    """
+
+    machines = 0
+
+    def __init__(self, address: Address, secret: ClusterSecret) -> None:
+        if address.is_everywhere or not address.port:
+            raise ConfigError(f"{MEETING_VARIABLE}={address}: others cannot connect there; give an address and a port")
+        self._address, self._secret, self.job = address, secret, f"meeting {address}"
+
+    async def secret(self) -> ClusterSecret:
+        """Return the secret of the job."""
+        return self._secret
+
+    def addresses(self) -> list[Address]:
+        """Return the meeting address, which only one machine has, and the address towards it, with any free port."""
+        return [self._address, Address(_own_host(self._address), 0)]
+
+    async def join(self, member: Member) -> list[Member]:
+        """Record this machine's process, and return all members."""
+        connection = await open_tcp(self._address, self._secret)
+        try:
+            text = json.dumps({"job": self.job, "members": [member.encode()]}).encode()
+            return [Member.decode(each) for each in json.loads(await connection.send_and_receive(Kind.JOIN, text))]
+        finally:
+            await connection.close()
