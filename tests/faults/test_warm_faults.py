@@ -10,9 +10,10 @@ from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import ShardMac
+from support.many_schedules import play_all
 from support.warm_faulty_node import NODE_FAULTS
 from support.warm_platform import Tier, named
-from support.warm_schedules import FAULTS, play, play_all
+from support.warm_schedules import FAULTS, play
 from support.warm_wires import End
 
 SCHEDULES = 350
@@ -22,7 +23,7 @@ SCHEDULES = 350
 def test_no_fault_delivers_wrong_bytes_takes_for_ever_or_leaves_anything_behind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    counts, wrong = play_all(SCHEDULES)
+    counts, wrong = play_all(play, SCHEDULES)
     with capsys.disabled():
         print(f"\n{SCHEDULES} random fault schedules of a warm tier:\n  {dict(counts.most_common())}")
     assert not wrong, f"{len(wrong)} went wrong, the first of them {min(wrong)}:\n{wrong[min(wrong)]}"

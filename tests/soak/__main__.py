@@ -11,18 +11,21 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from support import warm_schedules
+from support import cluster_schedules, many_schedules, warm_schedules
 from support.fault_profiles import Tables
 from support.fault_schedules import LEVELS as FETCH_LEVELS
 from support.fault_schedules import play
 from support.loader_lives import live, pack_wide
 
-_WARM = "warm"
-LEVELS = (*FETCH_LEVELS, _WARM)
+_OF_TIERS: dict[str, Callable[[int], many_schedules.Played]] = {
+    "warm": warm_schedules.play,
+    "cluster": cluster_schedules.play,
+}
+LEVELS = (*FETCH_LEVELS, *_OF_TIERS)
 _SEEDS_A_TASK = 50
 _TRACEBACK_LINES = 12
 LIVES = "lives"
@@ -38,8 +41,8 @@ class Played:
 
 def tables_of(level: str, seed: int) -> Tables:
     """Play a schedule and return what happened in it."""
-    if level == _WARM:
-        return Tables(counted=warm_schedules.play(seed).counts)
+    if level in _OF_TIERS:
+        return Tables(counted=_OF_TIERS[level](seed).counts)
     return play(level, seed).tables()
 
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
-import sys
-import traceback
-import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, cast
 
 from stoker import FetchConfig
@@ -28,14 +22,13 @@ from support.warm_faulty_node import NODE_FAULTS, FaultyNode
 from support.warm_platform import TIER_SECRET, CallFaults, Instance, Platform, Tier, warm_name
 from support.warm_wires import End, LinkConfig
 
-__all__ = ["FAULTS", "WarmRun", "play", "play_all"]
+__all__ = ["FAULTS", "WarmRun", "play"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
     "slow link", "node fault", "stray",
 )  # fmt: skip
 _POISON = 0xEE
-_CHUNK = 50
 
 
 class _Keeper:
@@ -347,33 +340,3 @@ def play(seed: int) -> WarmRun:
         logger.removeHandler(complaints)
     assert not complaints.records, [record.getMessage() for record in complaints.records]
     return run
-
-
-def play_all(schedules: int) -> tuple[Counter[str], dict[int, str]]:
-    """Play the schedules of the seeds from 0 on, in one process per processor.
-
-    Returns:
-        Total counts of events; and seed → error.
-    """
-    counts, wrong = Counter[str](), dict[int, str]()
-    chunks = [range(start, min(start + _CHUNK, schedules)) for start in range(0, schedules, _CHUNK)]
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for some_counts, some_wrong in pool.map(_play_some, chunks):
-            counts += some_counts
-            wrong |= some_wrong
-    return counts, wrong
-
-
-def _play_some(seeds: range) -> tuple[Counter[str], dict[int, str]]:
-    """Play some schedules in a process of their own, as strictly as a test: warnings are errors."""
-    counts, wrong = Counter[str](), dict[int, str]()
-    warnings.simplefilter("error")
-    sys.unraisablehook = lambda left: wrong.setdefault(seed, f"{left.err_msg or 'ignored'}: {left.exc_value!r}")
-    logging.getLogger("stoker").addHandler(logging.NullHandler())  # nodes and proxy log the injected faults
-    for seed in seeds:
-        try:
-            counts.update(play(seed).counts)
-        except Exception as error:  # noqa: BLE001 - a process's boundary
-            wrong[seed] = "".join(traceback.format_exception(error))
-    gc.collect()
-    return counts, wrong

@@ -130,6 +130,10 @@ class End(asyncio.Transport):
         """Return whether it is closing or closed."""
         return self._is_closing
 
+    def can_write_eof(self) -> bool:
+        """Return False: like a connection with TLS, it cannot be closed in one direction only."""
+        return False
+
     def close(self) -> None:
         """Send the buffer, then end of file; read nothing more."""
         if not self._is_closing:
