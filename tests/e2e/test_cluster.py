@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,18 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import stoker
-from stoker_local import BucketConfig, BucketProcess, BucketSpec, bucket_process
+from stoker_local import BucketProcess
 from stoker_torch import Loader
 from support.cluster import node_processes, own_runtime_folder, wait_until_gone
+from support.cluster_data import DATA_BYTES, SAMPLES, cluster_bucket, rank_environment
+from support.cluster_rank import URL
 
 RANKS, EPOCHS = 3, 3
-SAMPLES, SAMPLE_BYTES = 3840, 20_000
-URL = "s3://cluster/train"
-DATA_BYTES = SAMPLES * SAMPLE_BYTES
 CLUSTER = "memory:?limit=200MB&linger=60"
 """Setting whose process outlives the time between the starts of ranks; a test's end kills it."""
 TESTS = Path(__file__).parents[1]
@@ -31,15 +27,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module", autouse=True)
 def packed() -> Iterator[BucketProcess]:
-    config = BucketConfig(buckets=(BucketSpec(name="cluster"),))
-    with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
-        for name, value in bucket.environment().items():
-            environment.setenv(name, value)
-        schema = {"x": stoker.Array("uint8", (SAMPLE_BYTES,)), "id": stoker.Array("int64")}
-        with stoker.Packer(URL, schema=schema, super_sample_bytes=2_000_000) as packer:
-            packer.extend(
-                {"x": np.full(SAMPLE_BYTES, number % 251, np.uint8), "id": number} for number in range(SAMPLES)
-            )
+    with cluster_bucket() as bucket:
         yield bucket
 
 
@@ -55,11 +43,6 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path}
-
-
 class Training:
     """The ranks of a training, each in a process of its own.
 
@@ -70,11 +53,10 @@ class Training:
     """
 
     def __init__(self, cluster: str, ranks: int = RANKS, **settings: Any) -> None:
-        base = {**environment(), "OMP_NUM_THREADS": "1"}
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "support.cluster_rank", json.dumps({"cluster": cluster, **settings})],
-                env={**base, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
+                env=rank_environment(rank, ranks, ranks),
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -135,10 +117,8 @@ def share_read(bucket: BucketProcess) -> float:
     [
         {},
         {"workers": 2},
-        {"shuffle": "full", "memory": "256MB"},
         {"shuffle": "full", "memory": "24MB"},  # does not fit: read in groups of samples
         {"shuffle": "full", "memory": "48MB", "workers": 2},
-        {"unit": "200KB", "window": 32},
     ],
     ids=str,
 )
@@ -154,8 +134,9 @@ def test_ranks_read_the_bucket_once(bucket: BucketProcess, train: Train, setting
 def test_ranks_of_one_data_parallel_index_get_the_same_batches_by_one_fetch(
     bucket: BucketProcess, train: Train, tmp_path: Path, workers: int
 ) -> None:
-    meeting = str(tmp_path / "meeting")
-    training = train(CLUSTER, ranks=4, patience_seconds=20, meeting=meeting, workers=workers, epochs=2)
+    meeting = f"file://{tmp_path}/meeting"
+    together: dict[str, Any] = {"ranks": 4, "meeting": meeting, "meets": True, "twins": 2}
+    training = train(CLUSTER, patience_seconds=20, workers=workers, epochs=2, **together)
     first, first_twin, second, second_twin = (report["epochs"] for report in training.reports())
     assert (first, second) == (first_twin, second_twin)
     for one, other in zip(first, second, strict=True):
@@ -166,8 +147,8 @@ def test_ranks_of_one_data_parallel_index_get_the_same_batches_by_one_fetch(
 def test_ranks_of_one_data_parallel_index_read_once_what_their_machine_cannot_hold(
     bucket: BucketProcess, train: Train, tmp_path: Path
 ) -> None:
-    cluster, meeting = "memory:?limit=20MB&linger=60", str(tmp_path / "meeting")
-    training = train(cluster, ranks=4, patience_seconds=20, meeting=meeting, epochs=2)
+    cluster, meeting = "memory:?limit=20MB&linger=60", f"file://{tmp_path}/meeting"
+    training = train(cluster, ranks=4, patience_seconds=20, meeting=meeting, meets=True, twins=2, epochs=2)
     first, first_twin, second, second_twin = (report["epochs"] for report in training.reports())
     assert (first, second) == (first_twin, second_twin)
     for one, other in zip(first, second, strict=True):
@@ -220,7 +201,9 @@ def test_a_frozen_process_delays_no_rank_for_long(train: Train) -> None:
 
 def test_many_that_start_at_once_start_one_process() -> None:
     command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=30"})]
-    processes = [subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    processes = [
+        subprocess.Popen(command, env=rank_environment(0, 1, 1), stdout=subprocess.PIPE, text=True) for _ in range(8)
+    ]
     owners = set()
     for process in processes:
         output, _ = process.communicate(timeout=60)
@@ -242,7 +225,7 @@ def test_a_process_that_cannot_start_is_a_warning_and_the_bucket_is_read(
 
 def test_the_process_ends_when_it_is_asked_to(folder: Path) -> None:
     command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=60"})]
-    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=rank_environment(0, 1, 1), check=True, stdout=subprocess.DEVNULL)
     (process,) = node_processes()
     process.terminate()
     assert wait_until_gone(10)

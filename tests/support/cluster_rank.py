@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from stoker import FetchConfig
+from stoker._cluster import client, connection, peers
 from stoker._cluster.launch import connect
 from stoker._cluster.spec import ClusterSpec
 from stoker._fetch import tier_chain
@@ -37,19 +38,28 @@ def train(
     workers: int = 0,
     seconds: float = 0.0,
     epochs: int = 3,
-    meeting: str = "",
-    patience_seconds: float = tier_chain.SINGLE_FLIGHT_SECONDS,
+    meets: bool = False,
+    twins: int = 0,
+    stops_after: int = 0,
+    patience_seconds: float = 0.0,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train, in a mesh of two by two ranks if they have a file to meet; return what was seen by epoch, and more."""
+    """Train; return what was seen by epoch, and more.
+
+    With ``meets``, ranks wait for each other after each step; with ``twins``, they are a mesh whose second dimension,
+    of this size, gets the same batches. With ``stops_after``, the loader is closed after so many batches of the first
+    epoch, and another one goes on from its state.
+    """
     from torch import distributed
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
 
     from stoker_torch import Loader, StreamDataset
 
-    tier_chain.SINGLE_FLIGHT_SECONDS = patience_seconds
-    if meeting:
-        settings["mesh"] = _meet(meeting)["dp"]
+    if patience_seconds:  # on a busy machine, what comes late is read from the bucket, which the checks count
+        tier_chain.SINGLE_FLIGHT_SECONDS = peers.SETTLE_SECONDS = patience_seconds
+        client.PEEK_SECONDS = connection.SILENT_SECONDS = patience_seconds
+    if twins:
+        settings["mesh"] = _mesh(twins)["dp"]
     texts = _Texts()
     logging.getLogger("stoker.cluster").addHandler(texts)
     settings = {"batch_size": 32, "seed": 1, "memory": "64MB", "cluster": cluster, **settings}
@@ -61,21 +71,32 @@ def train(
     batches: Any = loader
     if workers:
         batches = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_show_hang)
+    early: list[int] = []
+    if stops_after and isinstance(loader, Loader):
+        for _, batch in zip(range(stops_after), loader, strict=False):
+            early += batch["id"].tolist()
+        state = loader.state_dict()
+        loader.close()
+        batches = loader = Loader(URL, **settings)
+        loader.load_state_dict(state)
     for epoch in range(epochs):
-        print(f"epoch {epoch}", flush=True)
-        ids: list[int] = []
-        begun = time.perf_counter()
+        ids, early = early, []
+        begun, is_first = time.perf_counter(), True
         for batch in batches:
-            if ids:
+            if is_first:
+                print(f"epoch {epoch}", flush=True)  # ranks compare their settings before
+            else:
                 longest = max(longest, time.perf_counter() - begun)
+            is_first = False
             ids += batch["id"].tolist()
             assert batch["x"][:, -1].tolist() == [number % 251 for number in batch["id"].tolist()]
             time.sleep(seconds)
-            if meeting:
+            if meets:
                 distributed.barrier()  # as a training's collectives keep ranks together
             begun = time.perf_counter()
         delivered.append(ids)
     report = {"epochs": delivered, "longest_wait": longest, "warnings": "\n".join(texts.texts), "states": {}}
+    logging.getLogger("stoker.cluster").removeHandler(texts)
     if isinstance(loader, Loader):
         report["states"] = loader.stats().tier_states
         loader.close()
@@ -89,25 +110,43 @@ def _show_hang(_: int = 0) -> None:
     timer.start()
 
 
-def _meet(meeting: str) -> Any:
-    """Return the device mesh of four ranks."""
+def _meet(meeting: str) -> None:
+    """Join the other ranks."""
+    from torch import distributed
+
+    distributed.init_process_group(
+        "gloo", init_method=meeting, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+
+
+def _mesh(twins: int) -> Any:
+    """Return the device mesh of the ranks."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
-    )
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh("cpu", (distributed.get_world_size() // twins, twins), mesh_dim_names=("dp", "tp"))
 
 
-if __name__ == "__main__":
-    _show_hang()
-    arguments = json.loads(sys.argv[1])
+def main(arguments: dict[str, Any]) -> None:
+    """Connect, or train; several trainings each begin when a line comes in."""
     if "connect" in arguments:
         spec = ClusterSpec.parse(arguments["connect"])
         link = connect(spec, arguments["connect"], threading.Event())
         time.sleep(0.5)
         print(*struct.unpack("3i", link.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:1])
         link.connection.close()
-    else:
+        return
+    if meeting := arguments.pop("meeting", ""):
+        _meet(meeting)
+    trainings = arguments.pop("trainings", None)
+    if trainings is None:
         print(json.dumps(train(**arguments)))
+        return
+    for training in trainings:
+        sys.stdin.readline()
+        print(json.dumps(train(**arguments, **training)), flush=True)
+
+
+if __name__ == "__main__":
+    _show_hang()
+    main(json.loads(sys.argv[1]))

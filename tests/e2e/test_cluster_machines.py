@@ -1,0 +1,164 @@
+"""Eight ranks of two machines, each with a cache process: together they read the bucket once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+from stoker._cluster.files import runtime_folder
+from stoker_local import BucketProcess
+from support.cluster import node_processes, own_runtime_folder
+from support.cluster_data import DATA_BYTES, SAMPLES, SUPER_SAMPLES, cluster_bucket, rank_environment
+from support.ports import reserved_port
+
+MACHINES, LOCAL_RANKS, EPOCHS = 2, 4, 3
+RANKS = MACHINES * LOCAL_RANKS
+MANIFESTS = 0.01
+"""Share of the data set's bytes that the manifests of all loaders take."""
+TRAININGS: dict[str, dict[str, Any]] = {
+    "window": {},
+    "twins": {"twins": 4, "epochs": 1},
+    "limit": {"limit": SAMPLES // 2},
+    "full": {"shuffle": "full", "memory": "24MB"},
+    "units": {"unit": "200KB", "window": 32},
+    "resume": {"stops_after": 5},
+    "workers": {"workers": 1, "epochs": 2},
+    "kill": {"seconds": 0.02, "meets": False},
+}
+"""Trainings of the same processes, one after the other, each with a cache of its own."""
+
+
+class Machines:
+    """Ranks of a job, which begin each of several trainings when they are told."""
+
+    def __init__(self) -> None:
+        trainings = [
+            {"cluster": f"memory:?limit=60MB&linger=60&name={name}", "patience_seconds": 20, "meets": True, **settings}
+            for name, settings in TRAININGS.items()
+        ]
+        arguments = json.dumps({"meeting": "env://", "trainings": trainings})
+        command = [sys.executable, "-m", "support.cluster_rank", arguments]
+        port = str(reserved_port())
+        self.ranks = [
+            subprocess.Popen(
+                command,
+                env={
+                    **rank_environment(rank, RANKS, LOCAL_RANKS),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "XDG_RUNTIME_DIR": str(runtime_folder() / f"machine-{rank // LOCAL_RANKS}"),
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+
+    def begin(self) -> None:
+        """Have the ranks begin the next training."""
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Wait for the end of the training; return the reports of all ranks but those that were killed."""
+        reports = []
+        for rank in self.ranks:
+            assert rank.stdout is not None
+            while (line := rank.stdout.readline()).startswith("epoch"):
+                pass
+            if line:
+                reports.append(json.loads(line))
+            else:
+                assert rank.wait(10) == -signal.SIGKILL
+        return reports
+
+    def wait_for_epoch(self, number: int) -> None:
+        """Wait until the last rank has begun an epoch."""
+        stdout = self.ranks[-1].stdout
+        assert stdout is not None
+        while stdout.readline() != f"epoch {number}\n":
+            assert self.ranks[-1].poll() is None
+
+    def kill(self) -> None:
+        """End the ranks that still run."""
+        for rank in self.ranks:
+            with rank:
+                rank.kill()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[BucketProcess]:
+    with cluster_bucket() as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="module")
+def machines(bucket: BucketProcess) -> Iterator[Machines]:
+    with own_runtime_folder():
+        machines = Machines()
+        yield machines
+        machines.kill()
+
+
+def processes_of(name: str) -> list[psutil.Process]:
+    return [each for each in node_processes() if any(f"name={name}" in part for part in each.cmdline())]
+
+
+def assert_exactly_once(reports: Sequence[dict[str, Any]], epochs: int, samples: int) -> None:
+    for epoch in range(epochs):
+        ids = [number for report in reports for number in report["epochs"][epoch]]
+        assert len(ids) == len(set(ids)) == samples
+
+
+@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "kill"])
+def test_all_ranks_together_read_the_bucket_once(bucket: BucketProcess, machines: Machines, name: str) -> None:
+    settings = TRAININGS[name]
+    epochs, samples, twins = settings.get("epochs", EPOCHS), settings.get("limit", SAMPLES), settings.get("twins", 1)
+    bucket.reset()
+    machines.begin()
+    reports = machines.reports()
+    assert_exactly_once(reports[::twins], epochs, samples)
+    for first in range(0, RANKS, twins):
+        assert all(report["epochs"] == reports[first]["epochs"] for report in reports[first : first + twins])
+    counts = bucket.counts()
+    in_flight = 4 / SUPER_SAMPLES if name == "resume" else 0.0  # what was being read when loaders were closed
+    assert counts["bytes_out"] <= DATA_BYTES * (1.02 + MANIFESTS + in_flight)
+    assert counts["bytes_out"] >= DATA_BYTES * samples / SAMPLES
+    if name == "twins":  # one request for each super-sample, and for the manifest of each loader
+        assert counts["requests"]["GetObject"] <= SUPER_SAMPLES + 2 * RANKS
+    assert not any(report["warnings"] for report in reports)
+    assert len(processes_of(name)) == MACHINES
+
+
+def test_what_a_killed_process_held_is_read_again_and_a_killed_rank_stops_nobody(
+    bucket: BucketProcess, machines: Machines
+) -> None:
+    bucket.reset()
+    machines.begin()
+    machines.wait_for_epoch(1)
+    processes_of("kill")[0].send_signal(signal.SIGKILL)
+    machines.wait_for_epoch(2)  # after it begins, ranks do not wait for each other
+    machines.ranks[-2].send_signal(signal.SIGKILL)
+    reports = machines.reports()
+    assert len(reports) == RANKS - 1
+    assert all(len(set(ids)) == len(ids) for report in reports for ids in report["epochs"])
+    # All, what a process held, and what was read while it was out of reach.
+    assert bucket.counts()["bytes_out"] <= DATA_BYTES * 2.2
+
+
+def test_no_port_and_no_process_outlives_the_job(machines: Machines) -> None:
+    for rank in machines.ranks:
+        rank.communicate(timeout=60)
+    for process in node_processes():
+        listening = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        assert all(each.laddr.ip == "127.0.0.1" for each in listening)
