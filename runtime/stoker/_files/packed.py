@@ -15,7 +15,7 @@ from stoker._base.threads import fork_aware_objects
 from stoker._dataset import Dataset
 from stoker._fetch.config import FetchConfig
 from stoker._files.contents import Contents
-from stoker._files.paths import OBJECTS, NumberedPaths, ObjectPaths, Paths, SamplePaths
+from stoker._files.paths import OBJECTS, NumberedPaths, ObjectPaths, OrderedPaths, Paths, SamplePaths
 from stoker._files.template import SAMPLES, PathTemplate
 from stoker._format.manifest import sample_starts
 from stoker._stores import StoreOptions
@@ -25,6 +25,8 @@ _BLOCK_SAMPLES = 8192
 """Samples whose path columns are read at a time."""
 _BLOCK_ROWS = 1024
 """Super-samples whose heads are read at a time for the sizes of files."""
+_AHEAD_ROWS = 64
+"""Super-samples whose heads are read at a time for the size of one file, after that of the super-sample before."""
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 32 << 20
 """Limits of a block that is read ahead; a single larger sample is a block of its own."""
 _UNKNOWN = np.iinfo(np.uint32).max  # no sample has as many bytes
@@ -105,7 +107,7 @@ class PackedFiles:
         self.template = PathTemplate(text, self.manifest.schema)
         self._objects = ObjectPaths(self.manifest)
         self._starts = sample_starts(self.manifest.rows.samples)
-        self._samples: Paths | None = None
+        self._samples: OrderedPaths | None = None
         self._value_sizes: NDArray[np.uint32] | None = None
         self._lock = threading.Lock()
         fork_aware_objects.add(self)
@@ -136,10 +138,39 @@ class PackedFiles:
 
     def sizes(self, files: Sequence[Entry]) -> list[int]:
         """Return the sizes of files in bytes; samples' sizes are computed from heads, whose sizes are then known."""
-        numbers = np.array([each.number for each in files if each.branch == SAMPLES], np.int64)
-        of_samples = iter(self.contents.file_sizes(self._sizes_of_values(numbers)).tolist())
+        numbers = [each.number for each in files if each.branch == SAMPLES and each.number is not None]
+        of_samples = iter(self.sample_sizes(numbers).tolist())
         object_bytes = self.manifest.rows.size_bytes
         return [next(of_samples) if each.branch == SAMPLES else int(object_bytes[each.number]) for each in files]
+
+    def size(self, file: Entry) -> int:
+        """Return the size of one file in bytes. Heads are read ahead if super-samples are visited in their order."""
+        assert file.number is not None  # noqa: S101 - for type checkers: it is a file
+        if file.branch == OBJECTS:
+            return int(self.manifest.rows.size_bytes[file.number])
+        if (known := self._value_sizes) is None or known[file.number] == _UNKNOWN:
+            row = int(np.searchsorted(self._starts, file.number, "right")) - 1
+            follows = known is not None and row > 0 and known[self._starts[row] - 1] != _UNKNOWN
+            end = min(row + _AHEAD_ROWS, len(self.manifest)) if follows else row + 1
+            self._sizes_of_values(self._starts[row:end])
+        known = self._value_sizes
+        assert known is not None  # noqa: S101 - for type checkers: it was just read
+        return int(self.contents.file_sizes(known[file.number : file.number + 1].astype(np.int64))[0])
+
+    def sample_sizes(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """Return the sizes of the files of samples, ``int64 [samples]``."""
+        return self.contents.file_sizes(self._sizes_of_values(np.array(numbers, np.int64)))
+
+    def sample_paths(self) -> OrderedPaths:
+        """Return the paths of the samples.
+
+        Raises:
+            ConfigError: two samples have the same path, or the path of a sample is not one that a file can have.
+        """
+        with self._lock:
+            if self._samples is None:
+                self._samples = self._index_samples()
+            return self._samples
 
     def read_samples(self, numbers: Sequence[int]) -> list[bytes]:
         """Return the files of samples, which are read concurrently."""
@@ -150,15 +181,14 @@ class PackedFiles:
         """Return bytes ``[start, end)`` of an object."""
         return self._dataset.read_object(row, start, end)
 
-    def _paths(self, branch: str) -> Paths:
-        if branch == OBJECTS:
-            return self._objects
-        with self._lock:
-            if self._samples is None:
-                self._samples = self._index_samples()
-            return self._samples
+    def close(self) -> None:
+        """Close connections; concurrent reads raise StokerError, and a later one opens new connections."""
+        self._dataset.close()
 
-    def _index_samples(self) -> Paths:
+    def _paths(self, branch: str) -> Paths:
+        return self._objects if branch == OBJECTS else self.sample_paths()
+
+    def _index_samples(self) -> OrderedPaths:
         count = self.manifest.samples
         if (numbering := self.template.numbering) is not None:
             return NumberedPaths(numbering, count)

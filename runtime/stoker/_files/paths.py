@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -25,6 +26,16 @@ class Paths(Protocol):
 
     def names(self, folder: str) -> Iterator[tuple[str, int | None]] | None:
         """Return the names in a folder with their numbers, None for those of folders; None if there is no such one."""
+
+
+class OrderedPaths(Paths, Protocol):
+    """Paths whose files have ascending numbers in each folder."""
+
+    def numbers(self, folder: str) -> Sequence[int]:
+        """Return the numbers of the files in a folder, ascending."""
+
+    def all_names(self) -> Iterator[str]:
+        """Return all names of files and folders, or those of them that may be the longest."""
 
 
 class NumberedPaths:
@@ -59,6 +70,15 @@ class NumberedPaths:
             return iter([(below, None)])
         return None
 
+    def numbers(self, folder: str) -> range:
+        """Return the numbers of the files in a folder."""
+        return range(self._samples if folder == self._folder else 0)
+
+    def all_names(self) -> Iterator[str]:
+        """Return the names of the folders, and the name of the last sample."""
+        last = format(max(0, self._samples - 1), self._spec)
+        return iter([*self._folder.split("/"), f"{self._prefix}{last}{self._after}"])
+
 
 class SamplePaths:
     """Paths of samples that depend on their values; takes about 200 bytes a sample.
@@ -70,6 +90,7 @@ class SamplePaths:
     def __init__(self, template: PathTemplate) -> None:
         self._template = template
         self._folders: dict[str, dict[str, int]] = {SAMPLES: {}}
+        self._numbers: dict[str, array[int]] = {}
 
     def add(self, path: str, number: int) -> None:
         """Add the file of a sample, and the folders above it.
@@ -118,6 +139,17 @@ class SamplePaths:
         if folder not in self._folders:
             return None
         return ((name, None if number == _FOLDER else number) for name, number in self._folders[folder].items())
+
+    def numbers(self, folder: str) -> Sequence[int]:
+        """Return the numbers of the files in a folder, which takes 8 bytes a file from then on."""
+        if (found := self._numbers.get(folder)) is None:
+            found = array("q", (each for each in self._folders.get(folder, {}).values() if each != _FOLDER))
+            self._numbers[folder] = found
+        return found
+
+    def all_names(self) -> Iterator[str]:
+        """Return all names."""
+        return chain.from_iterable(self._folders.values())
 
 
 class ObjectPaths:
