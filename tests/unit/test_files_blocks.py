@@ -64,18 +64,34 @@ def test_other_readers_read_one_position_each(cache: BlockCache, reads: Reads) -
     assert [end - start for start, end in reads.found] == [1, 1, 1, 1]
 
 
-def test_blocks_behind_the_one_in_use_are_read_in_other_threads(cache: BlockCache, reads: Reads) -> None:
+def test_behind_three_positions_blocks_are_read_in_other_threads(cache: BlockCache, reads: Reads) -> None:
     for position in range(3):
         cache.get(7, position)
-    asyncio.run(until(lambda: len(reads.found) == 2 + blocks._BLOCKS_AHEAD))
-    assert sorted(reads.found) == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 31), (31, 63)]
+    assert reads.found == [(0, 1), (1, 3)]
+    cache.get(7, 3)
+    asyncio.run(until(lambda: len(reads.found) == 3 + blocks._BLOCKS_AHEAD))
+    assert sorted(reads.found)[2:] == [(3, 7), (7, 15), (15, 31), (31, 63), (63, 127)]
+
+
+def test_large_positions_are_read_ahead_too(monkeypatch: pytest.MonkeyPatch, cache: BlockCache, reads: Reads) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    for position in range(4):
+        cache.get("a", position)
+    asyncio.run(until(lambda: len(reads.found) == 4 + blocks._BLOCKS_AHEAD))
+    assert reads.positions == list(range(8))
+
+
+def test_a_random_reader_that_meets_blocks_of_before_reads_little_else(cache: BlockCache, reads: Reads) -> None:
+    for position in random.Random(0).sample(range(LENGTH), LENGTH):
+        cache.get("a", position)
+    assert len(reads.positions) < 1.3 * LENGTH
 
 
 def test_streams_do_not_mix(cache: BlockCache, reads: Reads) -> None:
     for position in range(10):
         for stream in ("a", "b", 3):
             assert cache.get(stream, position) == value_of(stream, position)
-    asyncio.run(until(lambda: sum(start == 31 for start, _ in reads.found) == 3))
+    asyncio.run(until(lambda: sum(start == 63 for start, _ in reads.found) == 3))
 
 
 def test_a_source_may_return_fewer_positions_than_a_block_has() -> None:

@@ -15,6 +15,10 @@ BLOCK_BYTES = 8 << 20
 _MAX_POSITIONS = 4096
 _OVERHEAD_BYTES = 256  # of a position in a block
 _BLOCKS_AHEAD = 4
+_SEQUENTIAL_POSITIONS = 3
+"""Length of a sequence, behind which blocks are read before they are needed."""
+_RECENT_MISSES = 64
+"""A block that was used before so many reads of other blocks is not continued: random readers meet such ones."""
 _READING_THREADS = 4
 _REMEMBERED_EVICTIONS = 1024
 
@@ -32,7 +36,9 @@ class _Block:
         stream: the stream.
         start: first position.
         end: position behind the last one.
-        leads_on: whether the block behind this one is to be read ahead, after the first use of this one.
+        sequence: number of positions of the sequence that ends with this block.
+        leads_on: whether the blocks behind this one are to be read, after the first use of this one.
+        used_at: number of misses before the last use.
         data: the bytes of each position.
         mean_bytes: mean size of a position; that of the block before it while this one is read.
         used_bytes: memory of the data; 0 while it is read.
@@ -41,7 +47,9 @@ class _Block:
     stream: Stream
     start: int
     end: int
+    sequence: int
     leads_on: bool
+    used_at: int
     mean_bytes: float
     data: Future[Sequence[bytes]] = field(default_factory=Future)
     used_bytes: int = 0
@@ -50,10 +58,10 @@ class _Block:
 class BlockCache:
     """Keeps blocks of streams in memory, and reads ahead of sequential reads. Thread-safe.
 
-    A stream is a sequence of positions, such as the files of a folder or the parts of a large file. A read of the
-    position behind a block in memory is sequential: it reads a block of twice the size, and the first use of such a
-    block starts reads of the ones behind it in other threads. Any other read is of one position. Streams need no state
-    of their own, so any number of readers may be at different places of one stream.
+    A stream has consecutive positions, such as the files of a folder or the parts of a large file. A read of the
+    position behind a block that was used lately is sequential: it reads a block of twice the size. Behind the third
+    position of a sequence, the first use of a block starts reads of the next ones in other threads. Any other read is
+    of one position. Streams need no state of their own, so readers may be at different places of one stream.
 
     Args:
         read: function that reads positions; called from several threads.
@@ -66,7 +74,7 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: dict[tuple[Stream, int], _Block] = {}
         self._recent: OrderedDict[_Block, None] = OrderedDict()
-        self._used_bytes = 0
+        self._used_bytes = self._misses = 0
         self._evicted: OrderedDict[tuple[Stream, int], None] = OrderedDict()
         self._is_closed = False
         self._threads = ThreadPoolExecutor(_READING_THREADS, "stoker-read-ahead")
@@ -83,9 +91,10 @@ class BlockCache:
                 block = self._blocks.get((stream, position))
                 is_new = block is None
                 if block is None:
+                    self._misses += 1
                     block = self._add(stream, position, max_positions)
-                else:
-                    self._recent.move_to_end(block)
+                self._recent.move_to_end(block)
+                block.used_at = self._misses
             if is_new:
                 self._fill(block)
             try:
@@ -116,14 +125,15 @@ class BlockCache:
         if self._is_closed:
             raise StokerError("the files are closed")
         before = self._blocks.get((stream, start - 1))
-        mean_bytes, count = 0.0, 1
-        if before is not None:
-            mean_bytes = before.mean_bytes
+        mean_bytes, sequence, count = 0.0, 0, 1
+        if before is not None and self._misses - before.used_at <= _RECENT_MISSES:
+            mean_bytes, sequence = before.mean_bytes, before.sequence
             count = max(1, int(min(2 * (before.end - before.start), max_positions, BLOCK_BYTES // (mean_bytes + 1))))
         last, end = min(start + count, self._length(stream)), start + 1
         while end < last and (stream, end) not in self._blocks:
             end += 1
-        block = _Block(stream, start, end, before is not None, mean_bytes)
+        leads_on = sequence >= _SEQUENTIAL_POSITIONS
+        block = _Block(stream, start, end, sequence + end - start, leads_on, self._misses, mean_bytes)
         self._blocks.update(((stream, position), block) for position in range(start, end))
         self._evicted.pop((stream, start), None)
         self._recent[block] = None
