@@ -196,7 +196,7 @@ class MountedFiles:
         if not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "%s is read a second time: the files that programs read at the same time need more memory; raise --memory",
+                "%s is read a second time: files that are read at the same time need more memory; raise --memory",
                 entry.path,
             )
 

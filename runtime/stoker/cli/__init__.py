@@ -95,6 +95,7 @@ _COMMANDS = {
         ("pack", "pack", "pack samples into a data set, or resume an interrupted pack"),
         ("info", "info", "show a data set's versions, size, columns and pack runs"),
         ("head", "info:head", "show the first samples of a data set"),
+        ("mount", "mount", "show a data set as read-only files to every program, through FUSE"),
         ("verify", "maintenance:verify", "check every checksum of a data set; exit code 1 if one is wrong"),
         (
             "rebuild-manifest",
@@ -119,7 +120,7 @@ _COMMANDS = {
 }
 _COMMAND_GROUPS = {
     "most used": ("pack", "info", "verify", "doctor", "plan"),
-    "data sets": ("head", "shuffle", "compact", "gc", "rebuild-manifest", "rm"),
+    "data sets": ("head", "mount", "shuffle", "compact", "gc", "rebuild-manifest", "rm"),
     "time and cost": ("trace", "cost", "allocate", "simulate"),
     "caches and servers": ("cache", "tier", "warm", "token"),
     "more": ("demo", "completion"),

@@ -340,6 +340,7 @@ PARSERS = commands_and_actions()
 WITHOUT_JSON = {
     "stoker completion": "prints a script",
     "stoker demo": "shows a picture that moves",
+    "stoker mount": "prints where the files are, and serves",
     "stoker tier secret": "prints one word",
     "stoker tier serve": "prints its URL and serves",
     "stoker tier token": "prints one word",
