@@ -1,7 +1,7 @@
 """Runs the benchmarks of `make bench`, or the named ones; `--quick` compares on a small scale.
 
 Caches, shared tiers, traces, predictions, processor time, emulated accelerators, the simulator, flat memory, `full`
-beyond memory, all ways to mix, a GPU, and the cache process of a machine are measured only if they are named.
+beyond memory, all ways to mix, a GPU, the cache process of a machine and mounts are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ BY_NAME = (
     "warm_tier",
     "gpu",
     "cluster",
+    "mount",
 )
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 

@@ -100,5 +100,5 @@ def mounted(
         finally:
             process.kill()
             process.communicate()
-            if str(folder) in read_table():
+            if f" {folder.absolute()} " in read_table():
                 unmount(folder)

@@ -18,7 +18,7 @@ _BLOCKS_AHEAD = 4
 _SEQUENTIAL_POSITIONS = 3
 """Length of a sequence, behind which blocks are read before they are needed."""
 _RECENT_MISSES = 64
-"""A block that was used before so many reads of other blocks is not continued: random readers meet such ones."""
+"""Misses since the last use of a block, after which it is not continued: random readers meet such blocks."""
 _READING_THREADS = 4
 _REMEMBERED_EVICTIONS = 1024
 
