@@ -27,7 +27,7 @@ _DEVICE = Path("/dev/fuse")
 _LIBRARY_VARIABLES = ("FUSE_LIBRARY_PATH", "FUSE_LIBRARY_NAME")
 _FOREVER_SECONDS = 10**9
 """Time for which the kernel keeps names, sizes and contents, which never change."""
-_THREADS = 16
+_THREADS = 64
 _END_SECONDS = 10.0
 _INSTALL = "install it: apt install fuse3, or dnf install fuse3"
 
