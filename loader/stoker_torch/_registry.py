@@ -22,9 +22,12 @@ from stoker._cluster.secret import SECRET_VARIABLE, ClusterSecret
 from stoker._cluster.spec import ClusterSpec
 from stoker._cluster.tcp import open_tcp
 from stoker._shared.address import Address
+from stoker._stores.options import is_loopback
 from stoker.errors import ConfigError, ConnectionLostError
 
-MEETING_VARIABLE = "STOKER_CLUSTER"
+MEETING_VARIABLE, LISTEN_VARIABLE = "STOKER_CLUSTER", "STOKER_CLUSTER_LISTEN"
+_ELSEWHERE = Address("192.0.2.1", 9)
+"""An address that no machine has (RFC 5737): the system tells which interface leads to other machines."""
 _STORE_SECONDS, _POLL_SECONDS = 10.0, 0.02
 
 T = TypeVar("T")
@@ -36,15 +39,17 @@ def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ
     Raises:
         ConfigError: ``STOKER_CLUSTER`` is not ``host:port``, or there is no secret for it.
     """
+    listen = environment.get(LISTEN_VARIABLE, "")
     secret = environment.get(SECRET_VARIABLE, "")
     if meeting := environment.get(MEETING_VARIABLE, ""):
-        return MeetingAddress(Address.parse(meeting), ClusterSecret.parse(secret))
+        return MeetingAddress(Address.parse(meeting), ClusterSecret.parse(secret), listen)
     ranks, local_ranks = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
     if not host or not port or ranks < 2 or ranks == local_ranks or not distributed.is_available():
         return None
     machines = _number(environment, "GROUP_WORLD_SIZE") or (-(-ranks // local_ranks) if local_ranks else 0)
-    return TorchStore(Address(host, port), spec.key, machines, ClusterSecret.parse(secret) if secret else None)
+    given = ClusterSecret.parse(secret) if secret else None
+    return TorchStore(Address(host, port), spec.key, machines, given, listen)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -61,7 +66,9 @@ def _own_host(other: Address) -> str:
     family, _, _, _, address = socket.getaddrinfo(other.host, other.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
-        return str(probe.getsockname()[0])
+        host = str(probe.getsockname()[0])
+    # A machine may give its own name a loopback address, which others cannot reach.
+    return _own_host(_ELSEWHERE) if is_loopback(host) and not other.is_local else host
 
 
 class TorchStore:
@@ -75,11 +82,14 @@ class TorchStore:
         key: name of the members' keys in it.
         machines: number of machines; 0 if it is not known.
         secret: the secret; default None: one that the first member draws, which whoever reaches the store can read.
+        listen: address of this machine to listen at; default that of the interface that leads to the store.
     """
 
-    def __init__(self, address: Address, key: str, machines: int, secret: ClusterSecret | None = None) -> None:
+    def __init__(
+        self, address: Address, key: str, machines: int, secret: ClusterSecret | None = None, listen: str = ""
+    ) -> None:
         self._address, self._prefix, self.machines, self._secret = address, f"stoker/cluster/{key}", machines, secret
-        self.job = f"torch {address}"
+        self.job, self._listen = f"torch {address}", listen
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
@@ -102,7 +112,7 @@ class TorchStore:
 
     def addresses(self) -> list[Address]:
         """Return the address towards the store's machine, with any free port."""
-        return [Address(_own_host(self._address), 0)]
+        return [Address(self._listen or _own_host(self._address), 0)]
 
     async def join(self, member: Member) -> list[Member]:
         """Record this machine's process, unless it is there already, and return all members, the latest last."""
@@ -169,14 +179,16 @@ class MeetingAddress:
     Args:
         address: its address.
         secret: the secret.
+        listen: address of this machine to listen at, if it is another one; default that of the interface that leads
+            to the first.
     """
 
     machines = 0
 
-    def __init__(self, address: Address, secret: ClusterSecret) -> None:
+    def __init__(self, address: Address, secret: ClusterSecret, listen: str = "") -> None:
         if address.is_everywhere or not address.port:
             raise ConfigError(f"{MEETING_VARIABLE}={address}: others cannot connect there; give an address and a port")
-        self._address, self._secret, self.job = address, secret, f"meeting {address}"
+        self._address, self._secret, self._listen, self.job = address, secret, listen, f"meeting {address}"
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
@@ -184,7 +196,7 @@ class MeetingAddress:
 
     def addresses(self) -> list[Address]:
         """Return the meeting address, which only one machine has, and the address towards it, with any free port."""
-        return [self._address, Address(_own_host(self._address), 0)]
+        return [self._address, Address(self._listen or _own_host(self._address), 0)]
 
     async def join(self, member: Member) -> list[Member]:
         """Record this machine's process, and return all members."""

@@ -192,7 +192,9 @@ class Peers:
 
         Of all loaders of a machine, one at a time uses the registry.
         """
-        max_seconds = _OUTDATED_SECONDS if self._is_outdated or not self.is_settled else _MAX_REFRESH_SECONDS
+        max_seconds = _OUTDATED_SECONDS if self._is_outdated else _MAX_REFRESH_SECONDS
+        if not self.is_settled:
+            max_seconds = _REFRESH_SECONDS
         answer = await self._tell(node, Kind.LISTEN, max_seconds=max_seconds)
         is_asked = answer.pop("look", False)
         if is_asked and not answer:
