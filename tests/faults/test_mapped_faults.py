@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -35,13 +36,16 @@ class SharedMemory:
         faults: fault → probability, of ``lose`` (an offer), ``refuse`` (an object, for ever), ``fail``, ``lie`` (wrong
             bytes), ``delay`` and ``absent`` (no answer).
         held: objects that it has at first, by key.
+        remote: keys of objects that have their places on other machines.
     """
 
     name = "memory"
 
-    def __init__(self, seed: int, faults: dict[str, float], held: dict[str, bytes] | None = None) -> None:
-        self._rng, self._faults = random.Random(seed), faults
-        self.held = dict(held or {})
+    def __init__(
+        self, seed: int, faults: dict[str, float], held: dict[str, bytes], remote: Collection[str] = ()
+    ) -> None:
+        self._rng, self._faults, self._remote = random.Random(seed), faults, remote
+        self.held, self.heads = dict(held), dict[str, bytes]()
         self.refused: set[str] = set()
         self.seen: Counter[str] = Counter()
 
@@ -50,26 +54,44 @@ class SharedMemory:
         self.seen[fault] += happens
         return happens
 
+    def _all(self, ref: ObjectRef) -> dict[str, bytes]:
+        """Return the objects among which one is: heads, which only readers of ranges give, are not counted."""
+        return self.heads if ref.key.endswith("#head") else self.held
+
     async def find(self, ref: ObjectRef) -> Found:
+        if ref.key in self._remote:
+            return Found(None, is_remote=True)
+        return await self._find(ref)
+
+    async def _find(self, ref: ObjectRef) -> Found:
         if self._has("delay"):
             await asyncio.sleep(0.3)
         if self._has("fail"):
             raise ConnectionLostError("the process has ended")
         if ref.key in self.refused or self._has("absent"):
             return NOT_FOUND
-        if ref.key not in self.held:
+        if ref.key not in self._all(ref):
             return Found(None, has_room=True)
-        body = bytearray(self.held[ref.key])
+        body = bytearray(self._all(ref)[ref.key])
         if self._has("lie"):
             body[self._rng.randrange(len(body))] ^= 1
         return Found(memoryview(body).toreadonly())
 
     async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
-        assert not ranges, "no object has its place on another machine"
-        return []
+        found = [Presence.UNAVAILABLE] * len(ranges)
+        for number, (ref, start, end, offset) in enumerate(ranges):
+            assert ref.key in self._remote
+            with suppress(ConnectionLostError):
+                place = await self._find(ref)
+                if place.memory is not None:
+                    into[offset : offset + end - start] = place.memory[start:end]
+                    found[number] = Presence.COPIED
+                elif place.has_room:
+                    found[number] = Presence.LACKING
+        return found
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        found = await self.find(ref)
+        found = await self._find(ref)
         if found.memory is not None:
             into[:] = found.memory
         return found.memory is not None
@@ -78,7 +100,7 @@ class SharedMemory:
         if self._has("refuse"):
             self.refused.add(ref.key)
         elif not self._has("lose"):
-            self.held[ref.key] = bytes(data)
+            self._all(ref)[ref.key] = bytes(data)
 
     def reject(self, ref: ObjectRef) -> None:
         self.held.pop(ref.key, None)
@@ -97,10 +119,11 @@ class MappedRun(Run):
     held: dict[str, bytes] | None = None
 
     def create_tiers(self, seed: int) -> Sequence[Tier]:
-        self.memory = SharedMemory(seed, self.faults, self.held)
+        self.memory = SharedMemory(seed, self.faults, self.held or {}, self.remote)
         return (self.memory,)
 
     loads = True
+    remote: Collection[str] = ()
 
     def create_mapped(self) -> MappedObjects:
         counters = self.fetcher._counters
@@ -124,7 +147,19 @@ class MappedUnitRun(MappedRun, UnitRun):
         return UnitReader(MANIFEST, self.columns, self.fetcher, self.ring, limits, UNITS, mapped=mapped)
 
 
-KINDS = [MappedRun, MappedUnitRun]
+class RemoteRun(MappedRun):
+    """One epoch of groups, some of whose objects have their places on other machines."""
+
+    remote = tuple(OBJECTS)[::2]
+
+
+class RemoteUnitRun(MappedUnitRun):
+    """One epoch of units, all of whose objects have their places on other machines."""
+
+    remote = tuple(OBJECTS)
+
+
+KINDS = [MappedRun, MappedUnitRun, RemoteRun, RemoteUnitRun]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 
@@ -221,15 +221,20 @@ class HeadMemory:
 
     async def _read(self, fetcher: Fetcher, row: int) -> None:
         manifest, into = self._manifest, self._head_memory(self._allocate(), row)
-        head = None if self._mapped is None else await self._copy_mapped(self._mapped, row, into)
-        self._add(row, head or await fetch_head(fetcher, manifest, row, into, urgent=True))
+        if self._mapped is None:
+            self._add(row, await fetch_head(fetcher, manifest, row, into, urgent=True))
+        else:
+            self._add(row, await self._read_mapped(self._mapped, fetcher, row, into))
 
-    async def _copy_mapped(self, mapped: MappedObjects, row: int, into: memoryview) -> Head | None:
-        manifest = self._manifest
+    async def _read_mapped(self, mapped: MappedObjects, fetcher: Fetcher, row: int, into: memoryview) -> Head:
+        """Copy a head from the object in the tier, or as an object of its own, so that one process fetches it."""
+        manifest, ref = self._manifest, self._manifest.ref(row)
         data = into[: int(manifest.rows.head_bytes[row])]
-        head = ObjectRange(manifest.ref(row), 0, len(data), 0)
-        left = await mapped.copy([head], data, lambda _: verify_head(manifest, row, data), loads=False)
-        return None if left else open_head(manifest, row, data)
+        range_of_head = ObjectRange(ref, 0, len(data), 0)
+        if await mapped.copy([range_of_head], data, lambda _: verify_head(manifest, row, data), loads=False):
+            head = replace(ref, key=f"{ref.key}#head", size_bytes=len(data), crc32c=int(manifest.rows.head_crc32c[row]))
+            await mapped.fetch_once(head, data, lambda: fetch_head(fetcher, manifest, row, into, urgent=True))
+        return open_head(manifest, row, data)
 
     def _allocate(self) -> memoryview:
         if self._memory is None:

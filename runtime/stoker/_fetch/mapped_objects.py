@@ -8,10 +8,12 @@ fetched whole, given to the tier, and then found there by all processes, so that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from stoker._base.checksum import crc32c
 from stoker._base.task_group import Limiter, for_each
 from stoker._cache.index import MappedTier, ObjectRange, Presence
+from stoker._fetch import tier_chain
 from stoker._fetch.config import FetchCounters
 from stoker._fetch.fetcher import Fetcher
 from stoker._format.manifest import Manifest
@@ -145,6 +147,32 @@ class MappedObjects:
         if loads and self._loads:
             await for_each(lacking, load, concurrency=_FOUND_AT_ONCE)
         return sorted(copies.left)
+
+    async def fetch_once(self, ref: ObjectRef, into: memoryview, fetch: Callable[[], Awaitable[object]]) -> None:
+        """Fill ``into`` with a small object from the tier; else fetch it, and give it to the tier.
+
+        Args:
+            ref: the object.
+            into: memory of its size.
+            fetch: fills ``into`` from the store, verified.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        try:
+            async with asyncio.timeout(tier_chain.SINGLE_FLIGHT_SECONDS):
+                if await self._tier.read(ref, into) and crc32c(into) == ref.crc32c:
+                    self._count(len(into))
+                    return
+        except (StoreError, TimeoutError):  # the store has it
+            pass
+        try:
+            await fetch()
+        except BaseException:
+            if isinstance(self._tier, tier_chain.SingleFlightTier):
+                self._tier.decline(ref)
+            raise
+        self._tier.offer(ref, into)
 
     async def _copy_present(self, copies: _Copies, keys: Iterable[str]) -> list[str]:
         """Copy the ranges of objects that are in the tier; return the keys of those that it lacks and has room for."""
