@@ -81,7 +81,7 @@ class TorchStore:
         address: address of the store.
         key: name of the members' keys in it.
         machines: number of machines; 0 if it is not known.
-        secret: the secret; default None: one that the first member draws, which whoever reaches the store can read.
+        secret: the secret; default None: one that the first member draws, which all that reach the store can read.
         listen: address of this machine to listen at; default that of the interface that leads to the store.
     """
 

@@ -47,8 +47,8 @@ def train(
     """Train; return what was seen by epoch, and more.
 
     With ``meets``, ranks wait for each other after each step; with ``twins``, they are a mesh whose second dimension,
-    of this size, gets the same batches. With ``stops_after``, the loader is closed after so many batches of the first
-    epoch, and another one goes on from its state.
+    of this size, gets the same batches. With ``stops_after``, the loader is closed after this number of batches of the
+    first epoch, and another one resumes from its state.
     """
     from torch import distributed
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection

@@ -1,8 +1,8 @@
 """A tier that is the cache process of this machine and, in a job of several machines, those of the others.
 
 Each super-sample is fetched from the store once for all loaders. In a job of several machines it has its place in one
-process (:mod:`stoker._cluster.members`), whose clients are loaders of all machines: whoever asks first fetches it. So a
-loader waits for another loader, which waits for the store, and processes wait for nobody.
+process (:mod:`stoker._cluster.members`), whose clients are loaders of all machines: the first one that asks fetches it.
+So a loader waits for another loader, which waits for the store, and processes wait for nobody.
 """
 
 from __future__ import annotations

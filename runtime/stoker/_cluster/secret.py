@@ -1,8 +1,8 @@
 """The secret of a job, and proofs of it between machines.
 
 Both sides of a connection prove that they have the secret, each by an HMAC-SHA256 over numbers that both have drawn
-and over the certificate of the connection (channel binding, as in RFC 5929): whoever stands between them with a
-certificate of his own sees proofs that fit no other connection.
+and over the certificate of the connection (channel binding, as in RFC 5929): a machine between them, with a certificate
+of its own, sees proofs that fit no other connection.
 """
 
 from __future__ import annotations

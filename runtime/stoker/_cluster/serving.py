@@ -186,7 +186,7 @@ class Node:
         return listener
 
     def is_outdated(self, name: str, max_seconds: float) -> bool:
-        """Return whether nobody was asked to look for a job's members for a time, and record that somebody is."""
+        """Return whether no client was asked to look for a job's members for a time, and record that one is."""
         now = asyncio.get_running_loop().time()
         if now - self._asked_seconds.get(name, -math.inf) < (max_seconds if name in self.jobs else _LOOK_SECONDS):
             return False

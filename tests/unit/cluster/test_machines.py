@@ -1,4 +1,4 @@
-"""Cache processes of two machines in one event loop: each object has one owner, and strangers get nothing."""
+"""Cache processes of two machines in one event loop: each object has one owner, and only clients with the secret get it."""
 
 from __future__ import annotations
 
