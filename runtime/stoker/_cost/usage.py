@@ -286,6 +286,7 @@ def training_traffic(
     epochs: int,
     ranks: int,
     hit_rate: float = 0.0,
+    held_share: float = 0,
     egress: Egress = "same_region",
 ) -> Traffic:
     """Return the requests of a training run that reads super-samples whole.
@@ -298,22 +299,22 @@ def training_traffic(
         size_bytes: size of all super-samples, in bytes.
         epochs: number of epochs.
         ranks: number of ranks that share each epoch; each reads the manifest once.
-        hit_rate: fraction of reads after the first epoch that a cache serves, 0 to 1.
+        hit_rate: fraction of reads after the first epoch that a cache of one rank or node serves, 0 to 1.
+        held_share: fraction of the super-samples that are read once in all, since a cache of all nodes keeps them.
         egress: place of the ranks.
 
     Raises:
-        ConfigError: ``epochs``, ``ranks`` or ``hit_rate`` is out of range.
+        ConfigError: ``epochs``, ``ranks``, ``hit_rate`` or ``held_share`` is out of range.
     """
-    if min(epochs, ranks) < 1 or not 0 <= hit_rate <= 1:
+    if min(epochs, ranks) < 1 or not 0 <= hit_rate <= 1 or not 0 <= held_share <= 1:
         raise ConfigError(
-            f"epochs ({epochs}) and ranks ({ranks}) must be at least 1, and hit_rate ({hit_rate}) from 0 to 1"
+            f"epochs ({epochs}) and ranks ({ranks}) must be at least 1, and hit_rate ({hit_rate}) and held_share "
+            f"({held_share}) from 0 to 1"
         )
-    reads = super_samples + (min(ranks, super_samples) - 1 if super_samples else 0)
-    times = 1 + (epochs - 1) * (1 - hit_rate)
+    uses = super_samples + (min(ranks, super_samples) - 1 if super_samples else 0)
+    reads = held_share * super_samples + (1 - held_share) * uses * (1 + (epochs - 1) * (1 - hit_rate))
     mean_bytes = size_bytes / max(1, super_samples)
-    return Traffic(
-        requests={Operation.GET: ranks + reads * times}, read_bytes=reads * mean_bytes * times, egress=egress
-    )
+    return Traffic(requests={Operation.GET: ranks + reads}, read_bytes=reads * mean_bytes, egress=egress)
 
 
 def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "same_region") -> Traffic:

@@ -6,12 +6,14 @@ import asyncio
 import warnings
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from stoker._base.fields import quote_value, read_toml
 from stoker._base.meter import Egress, Operation, PriceKey
+from stoker._base.sizes import format_bytes, format_count
+from stoker._cost.cluster import ClusterCapacity
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, Prices, StorePrices
 from stoker._cost.tiers import TierComparison
 from stoker._cost.usage import (
@@ -32,6 +34,7 @@ from stoker.cli.flags import (
     add_json,
     add_store_options,
     add_version,
+    cluster_spec,
     number_from,
     open_store_from_args,
     positive,
@@ -68,22 +71,29 @@ def run(args: Namespace) -> int:
     if given["compare_tiers"]:
         print(format_comparison(_create_comparison(args, given, prices), as_json=args.json))
         return 0
+    bucket, comparison = None, None
+    if args.url is not None or _BUCKET_FIGURES & given.keys():
+        bucket = _read_bucket(args, given, prices)
+        comparison = _compare_cluster(given, prices, *bucket)
     parts: list[BillLine] = []
     sources: dict[str, None] = {}
-    for each, source in _estimate_parts(args, given, prices):
+    for each, source in _estimate_parts(given, prices, bucket):
         if used := [part for part in each if part.quantity]:
             parts += used
             sources[f"{source.name} ({source.region})"] = None
     dollars = total_dollars(parts)
     if args.json:
         sources_json = {"date": str(prices.date), "of": list(sources)}
-        print(json_text({"prices": sources_json, "parts": [asdict(part) for part in parts], "dollars": dollars}))
+        document = {"prices": sources_json, "parts": [asdict(part) for part in parts], "dollars": dollars}
+        print(json_text(document | ({} if comparison is None else {"cluster": asdict(comparison)})))
         return 0
     rows = [(part.name, _format_quantity(part.quantity), part.unit, _format_dollars(part.dollars)) for part in parts]
     rows.append(("total", "", "", _format_dollars(dollars)))
     print(table(rows, indent="", right=(1, 3)))
     if sources:
         print(f"list prices of {prices.date}: {make_printable('; '.join(sources))}")
+    if comparison is not None:
+        print("\n".join(comparison.as_text()))
     return 0
 
 
@@ -105,11 +115,11 @@ _PriceGroup = StorePrices | MachinePrices | DiskPrices | FunctionPrices
 
 
 def _estimate_parts(
-    args: Namespace, given: _Figures, prices: Prices
+    given: _Figures, prices: Prices, bucket: tuple[int, int, StorePrices] | None
 ) -> Iterator[tuple[Sequence[BillLine], _PriceGroup]]:
     """Yield the cost parts of each billed resource, with the prices that apply."""
-    if args.url is not None or _BUCKET_FIGURES & given.keys():
-        super_samples, size_bytes, store = _read_bucket(args, given, prices)
+    if bucket is not None:
+        super_samples, size_bytes, store = bucket
         usage = StorageUsage(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
         yield (
             [*usage.bill_lines(store), *_estimate_traffic(given, prices, super_samples, size_bytes).bill_lines(store)],
@@ -163,10 +173,89 @@ def _estimate_traffic(given: _Figures, prices: Prices, super_samples: int, size_
             accelerators = max(1, prices.machine(given["machine"]).accelerators) if "machine" in given else 1
         ranks = given.get("nodes", 1) * accelerators
         options = {"epochs": given.get("epochs", 1), "ranks": ranks, "hit_rate": given["hit_rate"]}
+        if "cluster" in given:
+            options["held_share"] = _cluster_capacity(given).held_share(super_samples, size_bytes)
         traffic += training_traffic(super_samples, size_bytes, **options, egress=egress)
     if given.get("packing"):
         traffic += packing_traffic(super_samples, size_bytes, egress=egress)
     return traffic
+
+
+def _cluster_capacity(given: _Figures) -> ClusterCapacity:
+    return ClusterCapacity(machines=given.get("nodes", 1), limit_bytes=given["cluster"].limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadCost:
+    """What is read from the bucket: requests, bytes, and their price."""
+
+    requests: float
+    read_bytes: float
+    dollars: float
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterComparison:
+    """Cost of a run's reads with a cluster cache, which holds a fraction of the data set, and without it."""
+
+    held_share: float
+    with_cluster: _ReadCost
+    without: _ReadCost
+    limit_bytes: int
+    sufficient_bytes: int
+    nodes: int
+
+    def as_text(self) -> list[str]:
+        """Return the lines of the text output."""
+        limit, enough = format_bytes(self.limit_bytes), format_bytes(self.sufficient_bytes)
+        more = "" if self.limit_bytes >= self.sufficient_bytes else f"; {enough} a node is enough for all of it"
+        columns = (self.without, self.with_cluster)
+        saved = (before - after for before, after in zip(*map(astuple, columns), strict=True))
+        rows = [("reads of the bucket", "without cluster cache", "with it", "saved")]
+        formats = (lambda count: f"{count:,.0f}", format_bytes, _format_dollars)
+        names = ("GET requests", "bytes", "requests, retrieval and egress")
+        for name, show, *values in zip(names, formats, *map(astuple, columns), saved, strict=True):
+            rows.append((name, *map(show, values)))
+        nodes = format_count(self.nodes, "node")
+        return [
+            f"cluster cache of {limit} a node: {self.held_share:.1%} of the data set on {nodes}{more}",
+            *table(rows, indent="", right=(1, 2, 3)).splitlines(),
+        ]
+
+
+def _compare_cluster(
+    given: _Figures, prices: Prices, super_samples: int, size_bytes: int, store: StorePrices
+) -> _ClusterComparison | None:
+    """Return the cost of reads with the cluster cache and without it; None if there is none.
+
+    Raises:
+        ConfigError: the cache would hold no super-sample.
+    """
+    if "cluster" not in given:
+        return None
+    capacity = _cluster_capacity(given)
+    held_share = capacity.held_share(super_samples, size_bytes)
+    if super_samples and not held_share:
+        average = format_bytes(size_bytes / super_samples)
+        raise ConfigError(
+            f"a cluster cache of {format_bytes(capacity.limit_bytes)} on each node keeps no super-sample of "
+            f"{average}: give a larger limit="
+        )
+
+    def cost(figures: _Figures) -> _ReadCost:
+        traffic = _estimate_traffic(figures, prices, super_samples, size_bytes)
+        gets = traffic.requests[Operation.GET]
+        reads = replace(traffic, requests={Operation.GET: gets}, written_bytes=0.0)
+        return _ReadCost(gets, reads.read_bytes, total_dollars(reads.bill_lines(store)))
+
+    return _ClusterComparison(
+        held_share=held_share,
+        with_cluster=cost(given),
+        without=cost(_Figures({name: value for name, value in given.items() if name != "cluster"})),
+        limit_bytes=capacity.limit_bytes,
+        sufficient_bytes=capacity.sufficient_bytes(super_samples, size_bytes),
+        nodes=capacity.machines,
+    )
 
 
 def _estimate_function_parts(given: _Figures, prices: FunctionPrices) -> list[BillLine]:
@@ -244,6 +333,12 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
     "the data set (size from the manifest at URL)": (
         _Figure("epochs", _COUNT, "epochs that read it (default: 1)", "URL"),
         _Figure("hit_rate", _SHARE, "cache hit rate after the first epoch (default: 0)", "URL"),
+        _Figure(
+            "cluster",
+            (cluster_spec, "SPEC"),
+            "cache of all --nodes, such as memory:?limit=64GB, the limit of each node; compares the cost without it",
+            "URL",
+        ),
         _Figure("packing", None, "include the requests that pack it", "URL"),
     ),
     "the bucket": (

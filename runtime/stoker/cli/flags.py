@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from stoker._base.sizes import MAX_BYTES, format_bytes, parse_bytes, parse_rate
+from stoker._cluster.spec import ClusterSpec
 from stoker._format.supersample import MAX_SAMPLE_BYTES, MAX_TARGET_BYTES
 from stoker._stores import ADAPTERS, open_store
 from stoker._stores.location import Location, parse_url
@@ -177,6 +178,14 @@ super_sample_size = size_from(1, MAX_SAMPLE_BYTES)
 """Parses the maximum size of a super-sample, for ``add_argument(type=...)``."""
 target_size = size_from(1, MAX_TARGET_BYTES)
 """Parses the size of super-samples that small ones are packed into, for ``add_argument(type=...)``."""
+
+
+def cluster_spec(text: str) -> ClusterSpec:
+    """Parse the setting ``cluster=`` of a loader, for ``add_argument(type=...)``."""
+    try:
+        return ClusterSpec.parse(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def writable(text: str) -> str:
