@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, Positive
 from stoker._base.clock import run_virtual
@@ -22,18 +21,19 @@ from stoker._base.task_group import task_group
 from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
-from stoker._fetch.config import FetchConfig, PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
-from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
-from stoker._order.order import Order, OrderConfig
+from stoker._memory.ring import Ring, anonymous_memory
+from stoker._order.order import Order
 from stoker._order.steps import OrderSource, PlannedStep, PositionRange, SuperSampleSteps
 from stoker.abc import ObjectRef, Readable, Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._bucket import BucketView, ProcessorSharing, SimulatedBucket, create_size_lookup, without_checksums
 from stoker_sim._caches import CacheModel
+from stoker_sim._cluster import ClusterModel
 from stoker_sim._processor import ProcessorModel, RankProcessor
 from stoker_sim._simulated_warm import SimulatedWarmTier, WarmCounters, WarmTierModel, WarmTierView
 
@@ -124,6 +124,7 @@ class Scenario(BoundedConfig):
         in_step: whether each step waits for the slowest rank, as data-parallel training does.
         caches: models of each rank's caches, nearest first.
         tiers: function that creates a rank's other tiers, which are asked after the caches; None for none.
+        cluster: model of cache processes of all machines, asked after the caches; None for none.
         warm: model of a warm tier that all nodes share, asked last before the bucket; None for none.
         seed: seed of latencies and errors; the order has its own.
         draws_by_object: whether the draws for a request depend only on its object and on the number of earlier
@@ -143,6 +144,7 @@ class Scenario(BoundedConfig):
     in_step: bool = False
     caches: Sequence[CacheModel] = ()
     tiers: RankTierFactory | None = None
+    cluster: ClusterModel | None = None
     warm: WarmTierModel | None = None
     seed: int = 0
     draws_by_object: bool = False
@@ -338,35 +340,6 @@ MAX_FIRST_BYTE_SECONDS = 10.0
 """Maximum time to the first byte in a scenario: half of the default timeout of a request."""
 
 
-def create_lane_scenario(
-    manifest: Manifest, order: OrderConfig, batch_size: int, ring_bytes: int, fetch: FetchConfig, **settings: Any
-) -> Scenario:
-    """Return a scenario with one rank for each lane.
-
-    Args:
-        manifest: manifest of the data set.
-        order: configuration of the order.
-        batch_size: samples in a batch of one rank.
-        ring_bytes: memory of each rank without the manifest, in bytes.
-        fetch: configuration of each rank's fetches.
-        settings: other fields of the scenario.
-    """
-    memory_bytes, ranks = manifest.file_bytes + ring_bytes, order.lanes
-    feed = PipelineConfig(order=order, batch_size=batch_size, world_size=ranks, memory_bytes=memory_bytes, fetch=fetch)
-    return Scenario(manifest=manifest, feed=feed, **settings)
-
-
-def whole_object_fetch(concurrency: int, **settings: Any) -> FetchConfig:
-    """Return a configuration that fetches whole super-samples, ``concurrency`` concurrently, without hedging."""
-    counts = {"start_concurrency": concurrency, "min_concurrency": concurrency, "max_concurrency": concurrency}
-    return FetchConfig(**counts, split_parts=1, hedge=False, **settings)
-
-
-def aligned_slot_bytes(size_bytes: int) -> int:
-    """Return the size of a ring slot for an object of ``size_bytes``, in bytes."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     """Result of a simulation.
@@ -443,6 +416,7 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
     manifest, feed = without_checksums(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, create_size_lookup(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
+    shared = scenario.cluster and scenario.cluster.empty_tiers(manifest, f"{scenario.seed} cluster")
     warm = SimulatedWarmTier(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
     memory = anonymous_memory(manifest.largest_bytes)
     order = lru_cache(maxsize=_MAX_CACHED_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
@@ -469,13 +443,14 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
                 each.create_tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
             ]
             others = scenario.tiers(own_scenario.feed, manifest) if scenario.tiers is not None else ()
+            processes = [shared(rank // scenario.ranks_per_node)] if shared else []
             functions = [WarmTierView(warm, scenario.node_bytes_per_second)] if warm is not None else []
-            return [*caches, *others, *functions]
+            return [*caches, *processes, *others, *functions]
 
         return _SimulatedRank(
             scenario=own_scenario,
             bucket=view if scenario.store is None else scenario.store,
-            tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
+            tiers=tiers if scenario.caches or shared or scenario.tiers is not None or warm is not None else None,
             memory=memory,
             order=lambda samples, config, epoch: order(epoch),
             step_barrier=meet,

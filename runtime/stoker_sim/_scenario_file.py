@@ -38,6 +38,7 @@ from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
 from stoker_sim._bucket import read_durations, recorded_bucket, synthetic_manifest
 from stoker_sim._caches import REPLICA_AWARE, CacheModel
+from stoker_sim._cluster import COPY_BYTES_PER_SECOND, NETWORK_BYTES_PER_SECOND, ClusterModel
 from stoker_sim._scenario import MAX_FIRST_BYTE_SECONDS, MIN_BYTES_PER_SECOND, Scenario
 from stoker_sim._simulated_warm import WarmTierModel
 from stoker_warm._config import WarmConfig
@@ -264,9 +265,11 @@ def read_scenario(path: Path) -> ScenarioFile:
     url = dataset.text("url") if "url" in dataset else ""
     prices_of, sections = bucket.text("prices_of", url or "s3"), node.sections("caches")
     caches = [_parse_cache(section) for section in sections]
-    settings = {
+    cluster = top.section("cluster") if "cluster" in top else None
+    settings: dict[str, Any] = {
         "seed": top.integer("seed", 0, min_value=0),
         "in_step": top.boolean("in_step", default=False),
+        "cluster": None if cluster is None else _parse_cluster(cluster, nodes),
         "warm": _parse_warm_tier(top.section("warm")) if "warm" in top else None,
         "compute": _parse_latency(node.section("compute"), Constant(0.0)),
         "node_bytes_per_second": _parse_rate(node, "network_bytes_per_second", math.inf),
@@ -275,10 +278,13 @@ def read_scenario(path: Path) -> ScenarioFile:
     }
     top.reject_unread()
     manifest = _load_manifest(dataset, url)
-    for section, cache in zip(sections, caches, strict=True):
-        if cache.limit_bytes < manifest.largest_bytes:  # a loader refuses such a cache, too
+    limited = [(section, cache.limit_bytes) for section, cache in zip(sections, caches, strict=True)]
+    if cluster is not None:
+        limited.append((cluster, settings["cluster"].limit_bytes))
+    for section, limit_bytes in limited:
+        if limit_bytes < manifest.largest_bytes:  # a loader refuses such a cache, and a cluster cache keeps nothing
             wanted = f"at least {manifest.largest_bytes}, the size of the largest super-sample"
-            raise section.invalid_value("limit_bytes", cache.limit_bytes, wanted)
+            raise section.invalid_value("limit_bytes", limit_bytes, wanted)
     scenario = top.create(Scenario, manifest=manifest, epochs=epochs, caches=caches, **settings)
     _check_length(path, scenario)
     return ScenarioFile(title=title, url=prices_of, scenario=scenario)
@@ -380,6 +386,16 @@ def _parse_cache(section: TomlSection) -> CacheModel:
         policy=present_policy(section.choice("policy", policies, "next-use")),
         bytes_per_second=_parse_rate(section, "bytes_per_second", rate),
         latency=latency,
+    )
+
+
+def _parse_cluster(section: TomlSection, nodes: int) -> ClusterModel:
+    return section.create(
+        ClusterModel,
+        machines=nodes,
+        limit_bytes=section.size("limit_bytes"),
+        network_bytes_per_second=_parse_rate(section, "network_bytes_per_second", NETWORK_BYTES_PER_SECOND),
+        bytes_per_second=_parse_rate(section, "bytes_per_second", COPY_BYTES_PER_SECOND),
     )
 
 

@@ -39,7 +39,8 @@ from stoker_sim._experiments.deli import (
     load_measurements,
     simulate_setting,
 )
-from stoker_sim._scenario import create_lane_scenario, simulate
+from stoker_sim._experiments.scenarios import create_lane_scenario
+from stoker_sim._scenario import simulate
 
 _GET_SECONDS = 0.055
 _GETS_PER_SECOND = 100.0

@@ -29,7 +29,8 @@ from stoker._order.order import OrderConfig
 from stoker_sim._bucket import BucketView, ProcessorSharing, SimulatedBucket, synthetic_manifest
 from stoker_sim._experiments import ExperimentResult, Panel, Series, Table, create_series, load_paper
 from stoker_sim._experiments.deli import WORKLOADS
-from stoker_sim._scenario import aligned_slot_bytes, create_lane_scenario, simulate, whole_object_fetch
+from stoker_sim._experiments.scenarios import aligned_slot_bytes, create_lane_scenario, whole_object_fetch
+from stoker_sim._scenario import simulate
 
 _PAPER = load_paper("diesel")
 _CHUNK_BYTES = 4 << 20

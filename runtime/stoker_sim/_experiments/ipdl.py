@@ -46,7 +46,8 @@ from stoker_sim._bucket import (
     synthetic_manifest,
 )
 from stoker_sim._experiments import ExperimentResult, Panel, Series, Table, load_paper
-from stoker_sim._scenario import Scenario, aligned_slot_bytes, simulate, whole_object_fetch
+from stoker_sim._experiments.scenarios import aligned_slot_bytes, whole_object_fetch
+from stoker_sim._scenario import Scenario, simulate
 
 
 @dataclass(eq=False)

@@ -31,7 +31,8 @@ from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import CacheModel, hit_rates
 from stoker_sim._experiments import Cell, ExperimentResult, Panel, Series, Table, create_series, difference
 from stoker_sim._experiments.deli import WORKLOADS, DeliSetting, DeliWorkload, find_measurements, simulate_setting
-from stoker_sim._scenario import EpochResult, SimulationResult, aligned_slot_bytes, create_lane_scenario, simulate
+from stoker_sim._experiments.scenarios import aligned_slot_bytes, create_lane_scenario
+from stoker_sim._scenario import EpochResult, SimulationResult, simulate
 
 _NODES = 3
 _BATCH_SIZE = 512

@@ -31,7 +31,8 @@ from stoker_sim._allocation import (
 from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import CacheModel, SimulatedCache
 from stoker_sim._experiments import ExperimentResult, Panel, Series, Table
-from stoker_sim._scenario import Scenario, create_lane_scenario, simulate
+from stoker_sim._experiments.scenarios import create_lane_scenario
+from stoker_sim._scenario import Scenario, simulate
 
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12
