@@ -28,7 +28,8 @@ from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker_local import BucketConfig, BucketProcess, NetworkShape, bucket_process
-from stoker_sim._predict import PlannedTraining, Prediction, predict
+from stoker_sim._predict import Prediction, predict
+from stoker_sim._training import PlannedTraining
 from stoker_torch import Loader
 
 EPOCHS = 3
@@ -113,8 +114,8 @@ def pack(url: str, configuration: Configuration) -> None:
         packer.extend({"image": image, "label": number} for number, image in enumerate(images))
 
 
-def predict_run(url: str, configuration: Configuration) -> Prediction:
-    """Probe the bucket as `stoker plan` does, and predict."""
+def probe_data(url: str) -> tuple[Manifest, float, Probe]:
+    """Return a data set's manifest, the time until a loader may fetch, and a probe, as `stoker plan` takes them."""
 
     async def look() -> tuple[Manifest, float, Probe]:
         begun = time.perf_counter()
@@ -127,7 +128,12 @@ def predict_run(url: str, configuration: Configuration) -> Prediction:
             await store.close()
         return manifest, seconds + found.connect_seconds, found
 
-    manifest, start_seconds, found = asyncio.run(look())
+    return asyncio.run(look())
+
+
+def predict_run(url: str, configuration: Configuration) -> Prediction:
+    """Probe the bucket, and predict."""
+    manifest, start_seconds, found = probe_data(url)
     return predict(
         PlannedTraining(
             manifest=manifest,

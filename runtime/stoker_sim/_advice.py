@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker._base.sizes import MAX_BYTES, format_bytes
+from stoker._base.sizes import MAX_BYTES, format_bytes, format_count
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, MemoryBudgetError, StokerError
 from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import PlannedCache
-from stoker_sim._predict import PlannedTraining, Prediction, predict
+from stoker_sim._cluster import ClusterModel
+from stoker_sim._full import predict_full
+from stoker_sim._predict import Prediction, predict
+from stoker_sim._training import PlannedTraining
 
 _MIB = 1 << 20
 _MIN_SUPER_SAMPLE_BYTES, _MAX_SUPER_SAMPLE_BYTES = _MIB, 32 * _MIB
@@ -128,6 +131,10 @@ def advise(given: PlannedTraining, resources: Resources) -> Advice:
     Raises:
         MemoryBudgetError: the memory is too small for any order of this data set.
     """
+    if given.feed.order.shuffle == "full":
+        found = predict_full(given)
+        suggestions = [_describe_cluster(given, given.cluster)] if given.cluster is not None else []
+        return Advice(suggestions=tuple(suggestions), given=found, refused="", advised=found, workload=given)
     before, problem = _try_predict(given)
     workload, suggestions = given, list[Suggestion]()
     for step in (
@@ -140,6 +147,8 @@ def advise(given: PlannedTraining, resources: Resources) -> Advice:
     ):
         workload, suggestion = step(workload, resources)
         suggestions.append(suggestion)
+    if workload.cluster is not None:
+        suggestions.append(_describe_cluster(workload, workload.cluster))
     advised = predict(workload, starts=_SIMULATED_STARTS)
     return Advice(suggestions=tuple(suggestions), given=before, refused=problem, advised=advised, workload=workload)
 
@@ -304,6 +313,8 @@ def _advise_cache(given: PlannedTraining, resources: Resources) -> tuple[Planned
     current_text = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
     if resources.epochs < 2:
         reason = "in a single epoch nothing is read again"
+    elif given.cluster is not None:
+        reason = f"the cluster cache serves {given.hit_rate:.0%} of the reads of later epochs"
     elif without.stall < _MIN_STALL:
         reason = f"without a cache training waits {without.stall:.1%} of the time"
     else:
@@ -344,6 +355,18 @@ def _format_limit(size_bytes: int) -> str:
     return str(size_bytes) if size_bytes < 100 * _MIB else f"{size_bytes // _MIB}MiB"
 
 
+def _describe_cluster(given: PlannedTraining, cluster: ClusterModel) -> Suggestion:
+    """Return which part of the data set a cluster cache holds, and the limit that holds all of it."""
+    manifest = given.manifest
+    limit = f"{format_bytes(cluster.limit_bytes)} a node"
+    enough_bytes = cluster.capacity.sufficient_bytes(len(manifest), manifest.size_bytes)
+    held = format_bytes(given.hit_rate * manifest.size_bytes)
+    reason = f"{held}, {given.hit_rate:.1%} of the data set, on {format_count(cluster.machines, 'node')}"
+    if cluster.limit_bytes < enough_bytes:
+        reason += f"; limit={_format_limit(_round_up(enough_bytes, _MIB))} a node is enough for all of it"
+    return Suggestion("cluster", limit, limit, reason)
+
+
 def _advise_warm_tier(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest the warm tier if late answers of the bucket are the only cause of the stall.
 
@@ -357,7 +380,7 @@ def _advise_warm_tier(given: PlannedTraining, resources: Resources) -> tuple[Pla
         reason = "the node's network is full, and reads from functions would use the same network"
     elif prediction.bound.limit in ("requests", "request rate"):
         reason = "the number of requests is the limit; larger super-samples reduce it at no cost"
-    elif given.cache is not None:
+    elif given.cache is not None or given.cluster is not None:
         reason = "the cache is nearer and costs nothing"
     elif resources.epochs < 2:
         reason = "in a single epoch nothing is read again"

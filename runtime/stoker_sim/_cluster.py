@@ -27,7 +27,8 @@ NETWORK_BYTES_PER_SECOND = 500e6
 COPY_BYTES_PER_SECOND = 8e9
 """Rate of a copy from the memory of a process, as from a loader's cache in memory."""
 START_SECONDS = 0.4
-"""Time from a loader's start until the process of its machine runs and knows the others, in a job of two machines."""
+"""Time from the start of a loader until the process of its machine knows the others, measured with two machines:
+`python -m benchmarks.prediction_cluster`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

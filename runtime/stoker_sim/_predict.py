@@ -6,220 +6,66 @@ simulated in place of the whole one, so that a prediction takes about a second.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 from statistics import mean, median
 
-import numpy as np
-
-from stoker._base.arguments import Positive
 from stoker._base.meter import Egress, Operation
-from stoker._base.sizes import format_count
 from stoker._cost.prices import StorePrices
-from stoker._diagnostics.latency import MAX_SECONDS, Constant
-from stoker._format.manifest import Manifest, PackRun
-from stoker.errors import ConfigError
+from stoker._diagnostics.latency import Constant
 from stoker_sim._bucket import SharedLink
-from stoker_sim._caches import PlannedCache, SettledTier, settled_hit_rate
-from stoker_sim._scenario import RankTierFactory, Scenario, SimulationResult, simulate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedTraining(Scenario):
-    """A training to predict: a scenario with the rate of the accelerators.
-
-    Attributes:
-        samples_per_second: samples that the accelerator of one rank trains per second.
-        start_seconds: time from constructing a loader until it may fetch, in seconds: DNS, handshakes, the manifest.
-        start_range_seconds: minimum and maximum of that time; None if it is constant.
-        cache: cache of each rank or of each node; None for none.
-
-    Raises:
-        ConfigError: there is nothing to train, a step takes more than a day, the number of ranks is no multiple of
-            ``ranks_per_node``, or the shuffle is ``full``.
-    """
-
-    samples_per_second: Positive[float]
-    start_seconds: float = 0.0
-    start_range_seconds: tuple[float, float] | None = None
-    cache: PlannedCache | None = None
-
-    def __post_init__(self) -> None:
-        Scenario.__post_init__(self)
-        if not self.step_seconds <= MAX_SECONDS:
-            raise ConfigError(
-                f"a batch of {self.feed.batch_size:,} takes {self.step_seconds:,.0f} s at {self.samples_per_second:g} "
-                f"samples a second; the maximum is {MAX_SECONDS:,.0f} s: give a smaller batch_size or more "
-                "samples_per_second"
-            )
-        if self.feed.world_size % self.ranks_per_node:
-            raise ConfigError(
-                f"{format_count(self.feed.world_size, 'rank')} cannot be divided into nodes of "
-                f"{self.ranks_per_node} each"
-            )
-        if self.feed.order.shuffle == "full":
-            raise ConfigError(
-                "shuffle 'full' is not planned: it holds the whole data set or reads single samples, so no part of an "
-                "epoch is typical of the rest; Loader(shuffle='full') itself reports the requests of an epoch, and "
-                "refuses to exceed Budget(max_dollars_per_epoch=…)"
-            )
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return self.feed.world_size // self.ranks_per_node
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of each rank in an epoch."""
-        return self.feed.sharding(self.manifest.samples).count_steps(0)
-
-    @property
-    def step_seconds(self) -> float:
-        """Time that an accelerator takes for a batch, in seconds."""
-        return self.feed.batch_size / self.samples_per_second
-
-    @property
-    def read_bytes(self) -> float:
-        """Number of bytes read in an epoch, without a cache."""
-        return self.manifest.size_bytes * (sum(self.read_shares) or 1.0)
-
-    @property
-    def sample_bytes(self) -> float:
-        """Average size of what is read of a sample, including its part of heads and padding, in bytes."""
-        return self.read_bytes / self.manifest.samples
-
-    @property
-    def hit_rate(self) -> float:
-        """Fraction of its super-samples that a rank finds in a settled cache, 0 to 1."""
-        if self.cache is None or self.read_shares:  # single columns are not cached
-            return 0.0
-        caches = self.feed.world_size if self.cache.is_per_rank else self.nodes
-        share_bytes = self.manifest.size_bytes / caches
-        return settled_hit_rate(self.cache.size_bytes / share_bytes, caches, "next-use")
-
-
-_MAX_FETCHES = 400
-_MAX_STEPS = 3_000
-"""Maximum fetches and steps simulated in an epoch, of all ranks together. The rest is extrapolated."""
-_MIN_WINDOWS = 4
-"""Minimum number of windows simulated on each rank, even if that exceeds the maximum number of steps."""
-_MAX_TINY_STEPS, _MIN_STEPS_PER_SUPER_SAMPLE = 4 * _MAX_STEPS, 32
-"""Above the first number of steps, several are simulated as one, but at least the second for each super-sample."""
-_START_STEPS = 2
-"""Number of steps of all ranks simulated for a start."""
-_MAX_RANKS = 8
-"""Maximum number of ranks simulated, but at least one node's; the data set shrinks with the number of ranks."""
-
-
-def scale_down(workload: PlannedTraining) -> PlannedTraining:
-    """Return the part of a workload to simulate: fewer nodes, and fewer super-samples for each of their ranks.
-
-    The incomplete last step of an epoch, for which some super-samples are read again, occurs once in an epoch; so a
-    part that is extrapolated leaves it out.
-    """
-    feed, manifest = workload.feed, workload.manifest
-    ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MAX_RANKS // workload.ranks_per_node))
-    share = len(manifest) * ranks / feed.world_size
-    step_fetches = feed.batch_size * len(manifest) / manifest.samples
-    minimum = _MIN_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
-    super_samples = max(min(_MAX_FETCHES, int(_MAX_STEPS * step_fetches)), minimum)
-    if super_samples >= share and ranks == feed.world_size:
-        return replace(workload, feed=replace(feed, batch_size=_simulated_batch_size(feed.batch_size, manifest)))
-    small = _thin_out(manifest, max(1, min(super_samples, round(share))), manifest.samples * ranks / feed.world_size)
-    lanes = max(1, feed.order.lanes * ranks // feed.world_size)
-    held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
-    batch_size = _simulated_batch_size(feed.batch_size, small)
-    cut = replace(
-        feed,
-        batch_size=batch_size,
-        world_size=ranks,
-        held_bytes=held_bytes,
-        order=replace(feed.order, lanes=lanes),
-        drop_last=feed.drop_last or small.samples >= 2 * batch_size * ranks,
-    )
-    rate = workload.bucket.requests_per_second * ranks / feed.world_size
-    bucket = replace(workload.bucket, requests_per_second=rate)
-    return replace(workload, manifest=small, feed=cut, bucket=bucket)
-
-
-def scale_down_to_start(small: PlannedTraining, super_samples: int) -> PlannedTraining:
-    """Return the part of an excerpt that a start reads: ``super_samples`` of them, or a few steps if that is more."""
-    manifest, feed = small.manifest, small.feed
-    step_fetches = feed.world_size * feed.batch_size * len(manifest) / manifest.samples
-    scaled = max(super_samples, math.ceil(_START_STEPS * step_fetches))
-    if len(manifest) <= scaled:
-        return small
-    thinned = _thin_out(manifest, scaled, float(manifest.samples))
-    return replace(small, manifest=thinned, feed=replace(feed, drop_last=False))
-
-
-def _simulated_batch_size(batch_size: int, manifest: Manifest) -> int:
-    """Return the batch size to simulate: a multiple if steps are many and batches small beside super-samples."""
-    several = manifest.samples // (batch_size * _MAX_TINY_STEPS)
-    each = manifest.samples // (batch_size * len(manifest) * _MIN_STEPS_PER_SUPER_SAMPLE)
-    return batch_size * max(1, min(several, each))
-
-
-def _thin_out(manifest: Manifest, super_samples: int, max_samples: float) -> Manifest:
-    """Return a manifest of ``super_samples`` super-samples at even distances, always including the largest one.
-
-    If they have more than ``max_samples`` samples together, the samples of each are reduced, since ranks that are not
-    simulated use the others.
-    """
-    rows = manifest.rows
-    keep = np.zeros(len(manifest), np.bool_)
-    keep[np.linspace(0, len(manifest) - 1, super_samples).astype(np.int64)] = True
-    largest = int(rows.size_bytes.argmax())
-    if not keep[largest]:
-        keep[int(np.flatnonzero(keep)[0])], keep[largest] = False, True
-    run = PackRun(manifest.runs[0].run, 0, int(keep.sum()))
-    rows = rows.select(keep)
-    too_many = float(rows.samples.sum()) / max_samples
-    if too_many > 1.0:
-        rows = replace(rows, samples=np.maximum(1, rows.samples / too_many).astype(rows.samples.dtype))
-    return replace(manifest, rows=rows, runs=(run,))
+from stoker_sim._caches import PlannedCache, SettledTier
+from stoker_sim._cluster import ClusterModel
+from stoker_sim._scenario import RankTierFactory, SimulationResult, simulate
+from stoker_sim._training import PlannedTraining, scale_down, scale_down_to_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBound:
     """Lower bound of the time of an epoch, in seconds.
 
-    T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate).
+    T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate), and
+    T ≥ κ·bytes of other nodes / bandwidth between nodes, with a cluster cache.
 
     Attributes:
         compute_seconds: first term, the computation.
         transfer_seconds: second term, the transfers.
         request_seconds: third term, the latency of requests.
         rate_seconds: fourth term, the bucket's limit on the request rate.
+        network_seconds: fifth term, the transfers from other nodes; 0 without a cluster cache.
     """
 
     compute_seconds: float
     transfer_seconds: float
     request_seconds: float
     rate_seconds: float = 0.0
+    network_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The largest term."""
-        return max(self.compute_seconds, self.transfer_seconds, self.request_seconds, self.rate_seconds)
+        return max(self._terms.values())
 
     @property
     def limit(self) -> str:
-        """Name of the largest term: ``"compute"``, ``"bandwidth"``, ``"requests"`` or ``"request rate"``.
+        """Name of the largest term: ``"compute"``, ``"bandwidth"``, ``"requests"``, ``"request rate"``, ``"network"``.
 
         The first one if several are equal.
         """
-        terms = {
+        terms = self._terms
+        return max(terms, key=terms.__getitem__)
+
+    @property
+    def _terms(self) -> dict[str, float]:
+        return {
             "compute": self.compute_seconds,
             "bandwidth": self.transfer_seconds,
             "requests": self.request_seconds,
             "request rate": self.rate_seconds,
+            "network": self.network_seconds,
         }
-        return max(terms, key=terms.__getitem__)
 
 
 def epoch_bound(workload: PlannedTraining, items_ahead: int, hit_rate: float) -> EpochBound:
@@ -234,19 +80,26 @@ def epoch_bound(workload: PlannedTraining, items_ahead: int, hit_rate: float) ->
     bucket = workload.bucket
     nodes = workload.nodes
     missed = 1.0 - hit_rate
-    rng = random.Random(0)  # noqa: S311 - a model's
-    first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
-    requests_each = _mean_ranges(workload)
+    requests_each = workload.mean_requests
     requests_ahead = int(items_ahead * requests_each)
     concurrency = workload.ranks_per_node * max(1, min(feed.fetch.max_concurrency, requests_ahead))
     rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
+    cluster = workload.cluster
+    remote_bytes = 0.0 if cluster is None else hit_rate * cluster.remote_share * workload.read_bytes / nodes
     gets = missed * len(workload.manifest) * requests_each
     return EpochBound(
         compute_seconds=workload.steps * workload.step_seconds,
         transfer_seconds=missed * workload.read_bytes / nodes / rate,
-        request_seconds=gets / nodes * first_byte_seconds / concurrency,
+        request_seconds=gets / nodes * median_first_byte(workload) / concurrency,
         rate_seconds=gets / bucket.requests_per_second,
+        network_seconds=0.0 if cluster is None else remote_bytes / cluster.network_bytes_per_second,
     )
+
+
+def median_first_byte(workload: PlannedTraining) -> float:
+    """Return the median time to the bucket's first byte, in seconds."""
+    rng = random.Random(0)  # noqa: S311 - a model's
+    return median(workload.bucket.first_byte.draw(rng) for _ in range(_DRAWS))
 
 
 _EPOCHS, _EPOCHS_OF_SEVERAL_RANKS = 3, 5
@@ -254,7 +107,7 @@ _EPOCHS, _EPOCHS_OF_SEVERAL_RANKS = 3, 5
 ahead into the next epoch. With several ranks the slowest one varies, so more epochs are simulated."""
 _START_WINDOWS = 2
 """Number of windows of each rank simulated for a start."""
-_START_SPREAD = 1.5
+START_SPREAD = 1.5
 """Measured starts took 0.67 to 1.5 times the simulated time, on an idle machine and beside other programs."""
 _DRAWS = 501
 """Number of draws for the median of the first byte: odd, so that the median is one of them."""
@@ -310,6 +163,10 @@ class EpochForecast:
         """Return an epoch whose first batch is ``seconds`` later."""
         return replace(self, seconds=self.seconds + seconds, wait_seconds=self.wait_seconds + seconds)
 
+    def miss(self, share: float, all_reads: EpochForecast) -> EpochForecast:
+        """Return an epoch whose requests and bytes are a fraction of those of another one."""
+        return replace(self, requests=share * all_reads.requests, read_bytes=share * all_reads.read_bytes)
+
     def add(self, other: EpochForecast) -> EpochForecast:
         """Return this epoch and another one as one, the sum of all figures."""
         return EpochForecast(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -318,6 +175,23 @@ class EpochForecast:
         """Return the price of the requests and the bytes at a store, in dollars."""
         transfer_dollars = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
         return self.requests * store.request_dollars(Operation.GET) + transfer_dollars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterForecast:
+    """Prediction of the cache processes of a job's machines.
+
+    Attributes:
+        held_share: fraction of the super-samples that they keep, and of reads that hit in later epochs, 0 to 1.
+        remote_share: fraction of these hits that are on other machines, 0 to 1.
+        first_network_bytes: bytes between machines in the first epoch: super-samples that are given to their machine.
+        later_network_bytes: bytes between machines in a later epoch.
+    """
+
+    held_share: float
+    remote_share: float
+    first_network_bytes: float
+    later_network_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +207,7 @@ class Prediction:
         hit_rate: hit rate of the cache in later epochs, 0 to 1.
         simulated: fraction of an epoch that was simulated, 0 to 1; the rest is extrapolated.
         slots: number of slots of each rank's ring.
+        cluster: hits and bytes of a cluster cache; None without one.
     """
 
     first_batch_seconds: float
@@ -343,6 +218,7 @@ class Prediction:
     hit_rate: float
     simulated: float
     slots: int
+    cluster: ClusterForecast | None = None
 
 
 def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Prediction:
@@ -365,21 +241,41 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
     # A part of few steps leaves out a large share of its samples, with its incomplete last step.
     slower = max(1.0, workload.steps * workload.step_seconds / (small.steps * small.step_seconds))
     begun = _first_batch_seconds(cold)
-    ranges = _mean_ranges(workload)
+    ranges = workload.mean_requests
     lasting = _forecast_later_epoch(cold, each_for, ranges)
     first = _forecast_epoch(cold, 0, each_for, ranges).add(lasting.scale(growth - 1.0, slower - 1.0))
     first = first.delay(workload.start_seconds)
+    later = _forecast_later_epoch(settled, each_for, ranges).scale(growth, slower)
+    cluster = None
+    if workload.cluster is not None:
+        # Reads from other nodes that are late are read from the bucket, too, but only at the start of the settled run.
+        typical, uses = lasting.scale(growth), sum(each.lookups for each in cold.of_epoch(1)) / len(small.manifest)
+        cluster = forecast_cluster(workload.cluster, hit_rate, typical.read_bytes)
+        first = first.miss(1.0 - hit_rate * (1.0 - 1.0 / uses), first)
+        later = later.miss(1.0 - hit_rate, typical)
     ahead = int((slots.slots - slots.window_slots - slots.hedge_slots) / slots.item_slots)
     bound = epoch_bound(workload, ahead, hit_rate)
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
         first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
         first=first,
-        later=_forecast_later_epoch(settled, each_for, ranges).scale(growth, slower).extend_to(bound.seconds),
+        later=later.extend_to(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
         simulated=min(1.0, 1.0 / growth),
         slots=slots.slots,
+        cluster=cluster,
+    )
+
+
+def forecast_cluster(model: ClusterModel, held_share: float, read_bytes: float) -> ClusterForecast:
+    """Return the forecast for ``read_bytes`` that all ranks need of super-samples in an epoch."""
+    network_bytes = held_share * model.remote_share * read_bytes
+    return ClusterForecast(
+        held_share=held_share,
+        remote_share=model.remote_share,
+        first_network_bytes=network_bytes,
+        later_network_bytes=network_bytes,
     )
 
 
@@ -394,11 +290,11 @@ def _simulate_cold_and_settled(
 
 
 def _simulate(workload: PlannedTraining, hit_rate: float, seed: int, epochs: int = 0) -> SimulationResult:
-    tiers = (
-        _create_settled_cache(workload.cache, workload.ranks_per_node, hit_rate)
-        if workload.cache and hit_rate
-        else None
-    )
+    tiers = None
+    if hit_rate and workload.cluster is not None:
+        tiers = workload.cluster.settled_tiers(workload.ranks_per_node, hit_rate)
+    elif hit_rate and workload.cache is not None:
+        tiers = _create_settled_cache(workload.cache, workload.ranks_per_node, hit_rate)
     return simulate(
         replace(
             workload,
@@ -407,6 +303,7 @@ def _simulate(workload: PlannedTraining, hit_rate: float, seed: int, epochs: int
             in_step=workload.feed.world_size > 1,
             draws_by_object=True,
             tiers=tiers,
+            cluster=None,  # its tiers are settled, or it is empty
             seed=seed,
         )
     )
@@ -429,7 +326,7 @@ def _first_batch_range(
     low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
     least_seconds = low + min([begun, *others])
     most_seconds = high + max([begun, *others])
-    return least_seconds / _START_SPREAD, most_seconds * _START_SPREAD
+    return least_seconds / START_SPREAD, most_seconds * START_SPREAD
 
 
 def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: float) -> RankTierFactory:
@@ -439,13 +336,6 @@ def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: fl
         lambda: SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
     )
     return lambda feed, _: [SettledTier(devices[feed.rank // readers], hit_rate)]
-
-
-def _mean_ranges(workload: PlannedTraining) -> float:
-    """Return the mean number of requests of a super-sample: one, those of its wanted columns, or those of its size."""
-    if workload.read_shares:
-        return float(len(workload.read_shares))
-    return workload.manifest.mean_requests(workload.feed.fetch.max_request_bytes)
 
 
 def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: float) -> EpochForecast:

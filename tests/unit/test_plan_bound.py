@@ -11,7 +11,8 @@ from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
 from stoker_sim import BucketModel
 from stoker_sim._bucket import synthetic_manifest
-from stoker_sim._predict import PlannedTraining, epoch_bound
+from stoker_sim._predict import epoch_bound
+from stoker_sim._training import PlannedTraining
 
 WORKLOAD = PlannedTraining(
     manifest=synthetic_manifest(super_samples=1000, samples=10, super_sample_bytes=1_000_000),

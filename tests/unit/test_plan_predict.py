@@ -26,8 +26,9 @@ from stoker_sim import BucketModel
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
 from stoker_sim._bucket import BucketView, SimulatedBucket, synthetic_manifest
 from stoker_sim._caches import PlannedCache, settled_hit_rate
-from stoker_sim._predict import PlannedTraining, Prediction, predict
+from stoker_sim._predict import Prediction, predict
 from stoker_sim._scenario import Scenario, simulate
+from stoker_sim._training import PlannedTraining
 
 MIB = 1 << 20
 _SOME = LogNormal(0.02, 0.04)

@@ -17,9 +17,10 @@ from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._bucket import synthetic_manifest
-from stoker_sim._predict import PlannedTraining, predict
+from stoker_sim._predict import predict
 from stoker_sim._processor import ProcessorModel, RankProcessor
 from stoker_sim._scenario import simulate
+from stoker_sim._training import PlannedTraining
 
 MIB = 1 << 20
 

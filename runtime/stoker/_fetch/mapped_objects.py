@@ -24,7 +24,7 @@ from stoker.errors import ChecksumError, StoreError
 _FOUND_AT_ONCE = 16
 """Objects that are looked for at a time, or fetched if need be."""
 _COPIED_AT_ONCE_BYTES = 4 << 20
-_STAGED_OBJECTS = 2
+STAGED_OBJECTS = 2
 """Objects that a process fetches at a time, each by several requests."""
 
 
@@ -108,7 +108,7 @@ class MappedObjects:
     ) -> None:
         self._tier, self._fetcher, self._counters, self._loads = tier, fetcher, counters, loads
         self._object_bytes = manifest.largest_bytes
-        self._limiter = Limiter(_STAGED_OBJECTS)
+        self._limiter = Limiter(STAGED_OBJECTS)
         self._free: list[memoryview] = []
         self._loading: dict[str, asyncio.Event] = {}
         self._failed: set[str] = set()
@@ -116,7 +116,7 @@ class MappedObjects:
     @staticmethod
     def size_bytes(manifest: Manifest) -> int:
         """Return the memory of objects on their way to the tier."""
-        return _STAGED_OBJECTS * manifest.largest_bytes
+        return STAGED_OBJECTS * manifest.largest_bytes
 
     async def copy(
         self, ranges: Sequence[ObjectRange], into: memoryview, verify: Callable[[int], None], *, loads: bool = True

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from stoker._base.machine import inspect_machine
 from stoker._base.meter import Egress
 from stoker._base.sizes import format_bytes, format_dollars
+from stoker._cluster.peers import SETTLE_SECONDS
 from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.probe import MIN_PROBE_BYTES, Probe, ProbeLimits, probe
@@ -25,6 +26,7 @@ from stoker._stores.object_store import price_key
 from stoker.cli.flags import (
     add_dataset,
     add_json,
+    cluster_spec,
     number_from,
     open_store_from_args,
     positive,
@@ -35,9 +37,11 @@ from stoker.cli.flags import (
 from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
-from stoker_sim._predict import EpochForecast, PlannedTraining, Prediction
+from stoker_sim._cluster import NETWORK_BYTES_PER_SECOND, START_SECONDS, ClusterModel
+from stoker_sim._predict import EpochForecast, Prediction
 from stoker_sim._processor import ProcessorModel
 from stoker_sim._scenario import MAX_FIRST_BYTE_SECONDS, MIN_BYTES_PER_SECOND
+from stoker_sim._training import PlannedTraining
 
 _WIDTH = 80
 _CONNECTION_BYTES_PER_SECOND = 90e6
@@ -65,6 +69,8 @@ def configure(parser: ArgumentParser) -> None:
     node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds to the bucket's first byte")
     bandwidth = rate_from(MIN_BYTES_PER_SECOND)
     node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="bandwidth from the bucket, such as 10Gbit")
+    network = f"bandwidth between nodes with --cluster (default: {NETWORK_BYTES_PER_SECOND / 1e6:.0f}MB)"
+    node.add_argument("--network", type=bandwidth, metavar="RATE", help=network)
     limit = "requests per second that the bucket answers, of all nodes together (default: measured)"
     node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
     probed, read = size_from(MIN_PROBE_BYTES), "maximum number of bytes to read for the measurement (default: 256MiB)"
@@ -74,11 +80,13 @@ def configure(parser: ArgumentParser) -> None:
     now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="samples per rank (default: 256)")
     names = "columns that are read, separated by commas (default: all)"
     now.add_argument("--columns", type=_split_names, metavar="NAMES", help=names)
-    shuffles, shuffled = get_args(Shuffle), "kind of shuffle (default: window; full cannot be planned)"
+    shuffles, shuffled = get_args(Shuffle), "kind of shuffle (default: window; full is planned with --cluster)"
     now.add_argument("--shuffle", choices=shuffles, default="window", help=shuffled)
     now.add_argument("--window", type=positive, default=8, metavar="N", help="window in super-samples (default: 8)")
     memory = "memory budget (default: 512MB)"
     now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help=memory)
+    cluster = "cache of all nodes, such as memory:?limit=64GB, the limit of each node (default: none)"
+    now.add_argument("--cluster", type=cluster_spec, metavar="SPEC", help=cluster)
     now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="schedule (default: continuous)")
     _add_processor(parser)
     add_json(parser)
@@ -122,6 +130,19 @@ def _model_processor(args: Namespace, sample_bytes: float, values: int) -> Proce
         sample_seconds=sample_seconds,
         new_byte_seconds=1e-9 * args.cpu_per_new_gb,
         sample_bytes=sample_bytes,
+    )
+
+
+def _model_cluster(args: Namespace) -> ClusterModel | None:
+    """Return the cluster cache; None without one."""
+    if args.cluster is None:
+        if args.network is not None:
+            raise ConfigError("--network, the bandwidth between nodes, has no effect without --cluster")
+        return None
+    return ClusterModel(
+        machines=args.nodes,
+        limit_bytes=args.cluster.limit_bytes,
+        network_bytes_per_second=args.network or NETWORK_BYTES_PER_SECOND,
     )
 
 
@@ -174,6 +195,7 @@ async def _measure(
             samples_per_second=args.gpu_rate,
             ranks_per_node=args.ranks_per_node,
             read_shares=read_shares(manifest, columns),
+            cluster=_model_cluster(args),
         )
         processor = _model_processor(args, workload.sample_bytes, len(columns))
         workload = replace(workload, processor=processor)
@@ -217,6 +239,9 @@ def _add_bucket(
         total, rate = args.bandwidth, min(rate, args.bandwidth)
     if args.requests_per_second is not None:
         model = replace(model, requests_per_second=args.requests_per_second, max_queue_seconds=math.inf, burst=1)
+    if workload.cluster is not None:
+        start_seconds += START_SECONDS
+        starts = (starts[0] + START_SECONDS, starts[1] + START_SECONDS + SETTLE_SECONDS)
     memory_bytes = inspect_machine().free_bytes // 2 if args.memory is None else args.memory
     return replace(
         workload,
@@ -346,12 +371,15 @@ class _Plan:
             ),
             "requests, first epoch": lambda prediction: f"{prediction.first.requests:,.0f}",
             "requests, later epochs": lambda prediction: f"{prediction.later.requests:,.0f}",
-            "bytes an epoch": lambda prediction: format_bytes(prediction.later.read_bytes),
-            "bucket an epoch": lambda prediction: format_dollars(self.dollars(prediction.later)),
+            "bytes, first epoch": lambda prediction: format_bytes(prediction.first.read_bytes),
+            "bytes, later epochs": lambda prediction: format_bytes(prediction.later.read_bytes),
+            **(_CLUSTER_FACTS if self.workload.cluster is not None else {}),
+            "bucket, first epoch": lambda prediction: format_dollars(self.dollars(prediction.first)),
+            "bucket, later epochs": lambda prediction: format_dollars(self.dollars(prediction.later)),
             "waiting an epoch": lambda prediction: format_dollars(self.waiting_dollars(prediction.later) or 0.0),
         }
         if self.prices.region == "local":
-            del facts["bucket an epoch"]
+            del facts["bucket, first epoch"], facts["bucket, later epochs"]
         if advice.advised and self.waiting_dollars(advice.advised.later) is None:
             del facts["waiting an epoch"]
         for name, fact in facts.items():
@@ -360,6 +388,29 @@ class _Plan:
             )
         lines = table(rows).splitlines()
         return lines + (_wrap(advice.refused) if advice.refused else [])
+
+
+def _describe_hits(prediction: Prediction) -> str:
+    """Describe where the reads of later epochs hit: on a rank's own node, on other nodes, and not at all."""
+    found = prediction.cluster
+    assert found is not None  # noqa: S101 - shown with a cluster cache only
+    own = found.held_share * (1 - found.remote_share)
+    return f"{own:.1%}, {found.held_share - own:.1%}, {1 - found.held_share:.1%}"
+
+
+def _describe_network(prediction: Prediction) -> str:
+    """Describe the bytes between nodes, in the first epoch and in a later one."""
+    found = prediction.cluster
+    assert found is not None  # noqa: S101 - as above
+    first, later = map(format_bytes, (found.first_network_bytes, found.later_network_bytes))
+    return first if first == later else f"{first}, then {later}"
+
+
+_CLUSTER_FACTS: Mapping[str, Callable[[Prediction], str]] = {
+    "from own node, others, bucket": _describe_hits,
+    "bytes an epoch between nodes": _describe_network,
+}
+"""Rows of the text output with a cluster cache: of later epochs, and of all of them."""
 
 
 def _describe_excess(model: BucketModel) -> str:
@@ -378,6 +429,7 @@ def _bound_lines(advice: Advice) -> list[str]:
         f"{_format_seconds(bound.compute_seconds)}, bandwidth {_format_seconds(bound.transfer_seconds)}, requests "
         f"{_format_seconds(bound.request_seconds)}"
         + (f", request rate {_format_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")
+        + (f", network {_format_seconds(bound.network_seconds)}" if bound.network_seconds else "")
     )
 
 
