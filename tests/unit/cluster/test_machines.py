@@ -1,4 +1,4 @@
-"""Cache processes of two machines in one event loop: each object has one owner, and only clients with the secret get it."""
+"""Cache processes of two machines in one event loop: each object has one owner, and clients need the secret."""
 
 from __future__ import annotations
 
