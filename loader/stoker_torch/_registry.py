@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,7 +27,7 @@ from stoker.errors import ConfigError, ConnectionLostError
 MEETING_VARIABLE, LISTEN_VARIABLE = "STOKER_CLUSTER", "STOKER_CLUSTER_LISTEN"
 _ELSEWHERE = Address("192.0.2.1", 9)
 """An address that no machine has (RFC 5737): the system tells which interface leads to other machines."""
-_STORE_SECONDS, _POLL_SECONDS = 10.0, 0.02
+_STORE_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -40,9 +39,11 @@ def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ
         ConfigError: ``STOKER_CLUSTER`` is not ``host:port``, or there is no secret for it.
     """
     listen = environment.get(LISTEN_VARIABLE, "")
+    if Address(listen, 0).is_everywhere:
+        raise ConfigError(f"{LISTEN_VARIABLE}={listen}: others cannot connect there; give an address of this machine")
     secret = environment.get(SECRET_VARIABLE, "")
     if meeting := environment.get(MEETING_VARIABLE, ""):
-        return MeetingAddress(Address.parse(meeting), ClusterSecret.parse(secret), listen)
+        return MeetingAddress(Address.parse(meeting), spec, ClusterSecret.parse(secret), listen)
     ranks, local_ranks = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
     if not host or not port or ranks < 2 or ranks == local_ranks or not distributed.is_available():
@@ -71,6 +72,18 @@ def _own_host(other: Address) -> str:
     return _own_host(_ELSEWHERE) if is_loopback(host) and not other.is_local else host
 
 
+def _numeric(address: Address) -> Address:
+    """Return an address by number, as others reach it: a machine may give its own name one of loopback.
+
+    Raises:
+        OSError: the name is unknown.
+    """
+    host = str(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
+    if is_loopback(host) and not address.is_local:
+        host = _own_host(_ELSEWHERE)
+    return Address(host, address.port)
+
+
 class TorchStore:
     """A :class:`~stoker._cluster.members.Registry` in the store of torch.distributed.
 
@@ -93,26 +106,15 @@ class TorchStore:
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
-        key = f"{self._prefix}/secret"
-        drawn = ClusterSecret.generate().reveal()
-
-        def work(store: Any) -> str:
-            if store.add(f"{key}/claims", 1) == 1:
-                store.set(key, drawn)
-            until = time.monotonic() + _STORE_SECONDS
-            while not store.check([key]):  # get() would block other operations of the store
-                if time.monotonic() > until:
-                    raise ConnectionLostError(f"torch's store at {self._address} has no secret for the cluster cache")
-                time.sleep(_POLL_SECONDS)
-            return str(store.get(key).decode())
-
+        key, drawn = f"{self._prefix}/secret", ClusterSecret.generate().reveal()
         if self._secret is None:
-            self._secret = ClusterSecret.parse(await self._ask(work))
+            found = await self._ask(lambda store: store.compare_set(key, "", drawn))
+            self._secret = ClusterSecret.parse(found.decode())
         return self._secret
 
     def addresses(self) -> list[Address]:
         """Return the address towards the store's machine, with any free port."""
-        return [Address(self._listen or _own_host(self._address), 0)]
+        return [_numeric(Address(self._listen or _own_host(self._address), 0))]
 
     async def join(self, member: Member) -> list[Member]:
         """Record this machine's process, unless it is there already, and return all members, the latest last."""
@@ -178,6 +180,7 @@ class MeetingAddress:
 
     Args:
         address: its address.
+        spec: setting of the loaders.
         secret: the secret.
         listen: address of this machine to listen at, if it is another one; default that of the interface that leads
             to the first.
@@ -185,10 +188,11 @@ class MeetingAddress:
 
     machines = 0
 
-    def __init__(self, address: Address, secret: ClusterSecret, listen: str = "") -> None:
+    def __init__(self, address: Address, spec: ClusterSpec, secret: ClusterSecret, listen: str = "") -> None:
         if address.is_everywhere or not address.port:
             raise ConfigError(f"{MEETING_VARIABLE}={address}: others cannot connect there; give an address and a port")
-        self._address, self._secret, self._listen, self.job = address, secret, listen, f"meeting {address}"
+        self._address, self._secret, self._listen, self._tls = address, secret, listen, spec.tls
+        self.job = f"meeting {address} {spec.name}"
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
@@ -196,11 +200,11 @@ class MeetingAddress:
 
     def addresses(self) -> list[Address]:
         """Return the meeting address, which only one machine has, and the address towards it, with any free port."""
-        return [self._address, Address(self._listen or _own_host(self._address), 0)]
+        return [_numeric(self._address), _numeric(Address(self._listen or _own_host(self._address), 0))]
 
     async def join(self, member: Member) -> list[Member]:
         """Record this machine's process, and return all members."""
-        connection = await open_tcp(self._address, self._secret)
+        connection = await open_tcp(self._address, self._secret, tls=self._tls)
         try:
             text = json.dumps({"job": self.job, "members": [member.encode()]}).encode()
             return [Member.decode(each) for each in json.loads(await connection.send_and_receive(Kind.JOIN, text))]

@@ -22,7 +22,7 @@ from stoker.abc import ObjectRef, Tier
 from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import ModelledTier
 
-NETWORK_BYTES_PER_SECOND = 500e6
+NETWORK_BYTES_PER_SECOND = 900e6
 """Rate of a cache process for loaders of other machines, with TLS: `python -m benchmarks.cluster_network`."""
 COPY_BYTES_PER_SECOND = 8e9
 """Rate of a copy from the memory of a process, as from a loader's cache in memory."""

@@ -64,7 +64,7 @@ class _Port:
     def accept(self) -> NodeConnection:
         return NodeConnection(self.node, self)
 
-    def keep(self, connection: NodeConnection) -> None:
+    def discard(self, connection: NodeConnection) -> None:
         pass
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Machine:
         self.links: list[Link] = []  # whose second end is the process's
         self.is_frozen = False
 
-    async def listen(self, node: Node, address: Address) -> Listener:
+    async def listen(self, node: Node, address: Address, *, tls: bool) -> Listener:
         await asyncio.sleep(0.001)
         port = address.port or next(self.run.port_numbers)
         return _Port(self, node, Address(address.host, port))
@@ -124,7 +124,7 @@ class Machine:
         link.join(client, server)
         if self.is_frozen:
             link.ends[1].freeze()
-        if self.run.liar is self:
+        if self.run.liar is self and isinstance(server._listener, _Port):
             link.ends[1].tamper = self.run.lie
 
     def kill(self) -> None:
@@ -384,7 +384,8 @@ class ClusterRun:
 
     async def _lie(self, machine: Machine, seconds: float) -> None:
         self.liar = machine
-        for link in machine.links:
+        between = [link for _, link in self.between if link in machine.links]  # not what its own loaders get
+        for link in between:
             link.ends[1].tamper = self.lie
         await asyncio.sleep(seconds)
         self.liar = None

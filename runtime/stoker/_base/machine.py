@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,3 +115,10 @@ def _text(file: Path) -> str:
         return file.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files and connections as the system allows."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems refuse the limit that they report
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

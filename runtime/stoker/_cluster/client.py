@@ -22,18 +22,21 @@ from stoker._cache.index import NOT_FOUND, Found, ObjectRange, Presence, name_of
 from stoker._cluster.connection import Connection
 from stoker._cluster.frames import Frame, Kind, Need
 from stoker._cluster.launch import connect
+from stoker._cluster.link import Link
 from stoker._cluster.members import Member, Registry
 from stoker._cluster.peers import OpenPeer, Peers
 from stoker._cluster.spec import ClusterSpec
 from stoker._cluster.tcp import open_tcp
 from stoker.abc import ObjectRef
-from stoker.errors import ConfigError, StokerError, StoreError
+from stoker.errors import ConfigError, StoreError
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 5.0, 300.0
 """Time from the first try to reach a process that could not be reached to the next, which doubles, up to a maximum."""
 _SOON_SECONDS = 1.0
 """Time in which a connection is made, unless the process is frozen: it may have to be started."""
 
+_MAX_RANGE_BYTES = 32 << 20
+"""Maximum size of a range that is read from another machine; the store reads larger ones by several requests."""
 _REQUEST_BYTES, _REQUEST_RANGES = 1 << 20, 4096
 """Maximum size, beyond one range, and maximum number of ranges of one request."""
 _PRESENCE: dict[int, Presence] = {
@@ -81,7 +84,7 @@ class ClusterTier:
         is_shared: bool = False,
         registry: Registry | None = None,
         open_node: OpenNode | None = None,
-        open_peer: OpenPeer = open_tcp,
+        open_peer: OpenPeer | None = None,
     ) -> None:
         self._spec, self._is_shared = ClusterSpec.parse(text), is_shared
         if self._spec.path is None and self._spec.limit_bytes > (machine := inspect_machine()).memory_bytes:
@@ -90,9 +93,10 @@ class ClusterTier:
                 f"cluster={text!r}: there are {format_bytes(machine.memory_bytes)} of memory here{limited_by}; lower "
                 "limit=, or use disk:"
             )
-        open_this_node = partial(open_node or open_local, self._spec, text)
+        open_this_node, tls = partial(open_node or open_local, self._spec, text), self._spec.tls
+        connect_peer = open_peer or partial(open_tcp, tls=tls)
         self._links = PerLoop(
-            lambda: _LoopLink(open_this_node, None if registry is None else Peers(registry, open_peer))
+            lambda: _LoopLink(open_this_node, None if registry is None else Peers(registry, connect_peer, tls=tls))
         )
 
     def place(self, ref: ObjectRef) -> str:
@@ -111,8 +115,10 @@ class ClusterTier:
         passing = Frame(Kind.ASK, 0, name, need | Need.PASSING)
         await link.settle()
         owner, node = link.owner(name), await link.connection()
+        if self._is_too_large(ref, owner):
+            return False
         if owner is None:
-            return not self._is_too_large(ref) and await self._read_from_owner(link, node, ref, need, into)
+            return await self._read_from_owner(link, node, ref, need, into)
         # If others of this machine need it, too, one of them asks the owner.
         if node is not None and self._is_shared and await node.read(passing, into):
             return True
@@ -132,20 +138,28 @@ class ClusterTier:
             return True
         if not owner.has_lease(name):
             return False
+        try:
+            is_here = await self._read_from_earlier(link, ref, into)
+        except BaseException:
+            owner.release(name)
+            raise
+        if is_here:
+            link.give(owner, name, into)
+        return is_here
+
+    async def _read_from_earlier(self, link: _LoopLink, ref: ObjectRef, into: memoryview) -> bool:
+        """Copy an object from a member that had its place before."""
+        name = name_of(ref)
         for earlier in link.earlier_owners(name):
             try:
                 async with asyncio.timeout(PEEK_SECONDS):
                     connection = await link.connection_to(earlier)
-                    is_here = (
-                        connection is not None
-                        and connection.is_responsive()
-                        and await connection.read(Frame(Kind.PEEK, 0, name), into)
-                    )
+                    if connection is None or not connection.is_responsive():
+                        continue
+                    if await connection.read(Frame(Kind.PEEK, 0, name), into) and crc32c(into) == ref.crc32c:
+                        return True
             except (TimeoutError, StoreError):
                 continue
-            if is_here and crc32c(into) == ref.crc32c:
-                link.give(owner, name, into)
-                return True
         return False
 
     async def peek(self, ref: ObjectRef, into: memoryview) -> bool:
@@ -166,12 +180,13 @@ class ClusterTier:
         Raises:
             StoreError: the connection ended meanwhile.
         """
-        if ref.size_bytes > self._spec.limit_bytes:
-            return NOT_FOUND
         link, name = self._links.get(), name_of(ref)
         await link.settle()
         connection = await link.connection(_SOON_SECONDS)
-        if link.owner(name) is not None:
+        owner = link.owner(name)
+        if ref.size_bytes > self._limit_bytes(owner):
+            return NOT_FOUND
+        if owner is not None:
             return Found(None, is_remote=True)
         return NOT_FOUND if connection is None else await connection.find(name)
 
@@ -182,13 +197,16 @@ class ClusterTier:
         """
         link = self._links.get()
         found = [Presence.UNAVAILABLE] * len(ranges)
+        owners: dict[str, Member | None] = {}
         asked: dict[str, tuple[Member, list[int]]] = {}
-        for number, each in enumerate(ranges):
-            if (owner := link.owner(name_of(each.ref))) is not None:
+        for number, (ref, start, end, _) in enumerate(ranges):
+            if ref.key not in owners:
+                owners[ref.key] = link.owner(name_of(ref))
+            if (owner := owners[ref.key]) is not None and end - start <= _MAX_RANGE_BYTES:
                 asked.setdefault(owner.label, (owner, []))[1].append(number)
 
         async def read(owner: Member, numbers: Sequence[int]) -> None:
-            connection = await link.connection_to(owner)
+            connection = await link.connection_to(owner, PEEK_SECONDS)
             for part in split_ranges(numbers, ranges):
                 if connection is None or not connection.is_responsive():
                     return
@@ -204,17 +222,22 @@ class ClusterTier:
                 group.create_task(read(owner, numbers))
         return found
 
-    def _is_too_large(self, ref: ObjectRef) -> bool:
-        return ref.size_bytes > self._spec.limit_bytes and not self._is_shared
+    def _limit_bytes(self, owner: Member | None) -> int:
+        return self._spec.limit_bytes if owner is None else owner.limit_bytes
+
+    def _is_too_large(self, ref: ObjectRef, owner: Member | None) -> bool:
+        return ref.size_bytes > self._limit_bytes(owner) and not self._is_shared
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Give an object to its owner, if this client has fetched it for all, or the owner still lacks it."""
         link, name = self._links.get(), name_of(ref)
         owner = link.owner(name)
-        if owner is not None and link.present is not None and link.present.has_lease(name):
-            link.give(link.present, name, data)  # others of this machine wait for it
-        if not self._is_too_large(ref) and (connection := link.present_of(owner)) is not None:
-            link.give(connection, name, data)
+        present = link.present_of(owner)
+        for connection in link.connections():  # whose clients wait for it: of this machine, or of its owner before
+            if connection is not present and connection.has_lease(name):
+                link.give(connection, name, data)
+        if present is not None and not self._is_too_large(ref, owner):
+            link.give(present, name, data)
 
     def decline(self, ref: ObjectRef) -> None:
         """Give nothing for an object that could not be fetched: the next client that waits fetches it."""
@@ -280,42 +303,23 @@ class _LoopLink:
     """
 
     def __init__(self, open_node: Callable[[], Awaitable[Connection]], peers: Peers | None) -> None:
-        self._open_node, self._peers = open_node, peers
-        self._connecting: asyncio.Task[Connection | None] | None = None
-        self._begun_seconds, self._next_seconds, self._pause_seconds = 0.0, -math.inf, _RETRY_SECONDS
-        self._problem = ""
-        self.present: Connection | None = None
+        self._peers, self._open_node = peers, open_node
+        self._node = Link(self._open, _warn_of_node, retry_seconds=_RETRY_SECONDS, max_retry_seconds=_MAX_RETRY_SECONDS)
+
+    @property
+    def present(self) -> Connection | None:
+        """The connection to this machine's process, if there is one."""
+        return self._node.present
 
     async def connection(self, within_seconds: float = math.inf) -> Connection | None:
-        """Return the connection to this machine's process; None if there is none, or not within this time."""
-        if self.present is not None and not self.present.is_lost:
-            return self.present
-        self.present = None
-        loop = asyncio.get_running_loop()
-        if self._connecting is None:
-            if loop.time() < self._next_seconds:
-                return None
-            self._begun_seconds, self._connecting = loop.time(), loop.create_task(self._connect())
-        connecting, left_seconds = self._connecting, self._begun_seconds + within_seconds - loop.time()
-        done, _ = await asyncio.wait([connecting], timeout=None if math.isinf(left_seconds) else max(0.0, left_seconds))
-        return connecting.result() if done else None
+        """Return the connection to this machine's process; see :meth:`Link.connection`."""
+        return await self._node.connection(within_seconds)
 
-    async def _connect(self) -> Connection | None:
-        loop = asyncio.get_running_loop()
-        try:
-            self.present = await self._open_node()
-            self._pause_seconds, self._problem = _RETRY_SECONDS, ""
-            if self._peers is not None:
-                self._peers.enter(self.present)
-        except (StokerError, OSError) as error:
-            self._next_seconds = loop.time() + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, _MAX_RETRY_SECONDS)
-            if str(error) != self._problem:  # not again for each try
-                _log.warning("objects are read from the bucket, without the cache of this machine: %s", error)
-            self._problem = str(error)
-        finally:
-            self._connecting = None
-        return self.present
+    async def _open(self) -> Connection:
+        connection = await self._open_node()
+        if self._peers is not None:
+            self._peers.enter(connection)
+        return connection
 
     # The owners of objects: None is this machine's process.
 
@@ -337,17 +341,18 @@ class _LoopLink:
 
     def earlier_owners(self, name: str) -> Sequence[Member | None]:
         """Return the members that had the place of an object if others have joined or come back since, latest first."""
-        return self._owners(name)[1:]
+        owners = self._owners(name)
+        return [*owners[1:], *([None] if owners and None not in owners else [])]
 
     def _owners(self, name: str) -> list[Member | None]:
         peers = self._peers
         return [] if peers is None else [None if peers.is_own(each) else each for each in peers.owners(name)]
 
-    async def connection_to(self, owner: Member | None) -> Connection | None:
-        """Return the connection to an owner, which is made if need be; None if it is out of reach."""
+    async def connection_to(self, owner: Member | None, within_seconds: float = math.inf) -> Connection | None:
+        """Return the connection to an owner, which is made if need be; None if it is not reached in time."""
         if owner is None or self._peers is None:
-            return await self.connection()
-        return await self._peers.connection(owner)
+            return await self.connection(within_seconds)
+        return await self._peers.connection(owner, within_seconds)
 
     def present_of(self, owner: Member | None) -> Connection | None:
         """Return the connection to an owner, if there is one."""
@@ -360,18 +365,18 @@ class _LoopLink:
 
     def give(self, connection: Connection, name: str, data: memoryview) -> None:
         """Give an object to a process, if the memory of objects on their way to all of them allows."""
-        others = sum(each.unsent_bytes for each in self.connections() if each is not connection)
+        others = sum(each.held_bytes for each in self.connections() if each is not connection)
         connection.give(name, data, other_bytes=others)
 
     async def close(self) -> None:
         """End all connections."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting])
         if self._peers is not None:
             await self._peers.close()
-        if self.present is not None:
-            await self.present.close()
+        await self._node.close()
+
+
+def _warn_of_node(problem: str) -> None:
+    _log.warning("objects are read from the bucket, without the cache of this machine: %s", problem)
 
 
 async def open_local(spec: ClusterSpec, text: str) -> Connection:

@@ -15,13 +15,13 @@ from stoker._cluster.frames import (
     MAX_RANGES_BYTES,
     NONCE_BYTES,
     PART,
-    RELEASE,
+    PROTOCOL,
     Frame,
     FrameProtocol,
     Kind,
 )
 from stoker._cluster.secret import ClusterSecret
-from stoker.errors import ConnectionLostError
+from stoker.errors import ConnectionLostError, StoreError
 
 _CLOSE_SECONDS = 1.0
 """Time in which a process that takes none of the objects on their way is not waited for when a loader is closed."""
@@ -96,10 +96,13 @@ class Connection(FrameProtocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        answer, _ = await self._request(asked, into)
-        if answer.kind is Kind.HIT and self._arena is not None:
-            into[:] = self._arena[answer.number : answer.number + len(into)]
-        return answer.kind in (Kind.HIT, Kind.PASS)
+        if self._arena is None or (place := self._places.get(asked.name)) is None:
+            answer, _ = await self._request(asked, into)
+            if answer.kind is not Kind.HIT or self._arena is None:
+                return answer.kind in (Kind.HIT, Kind.PASS)
+            place = self._places[asked.name] = answer.number
+        into[:] = self._arena[place : place + len(into)]
+        return True
 
     def has_lease(self, name: str) -> bool:
         """Return whether this client is to fetch an object for all."""
@@ -160,21 +163,25 @@ class Connection(FrameProtocol):
             the process does not answer in time.
 
         Raises:
-            ConnectionLostError: the connection has ended.
+            StoreError: the connection has ended, or the answer makes no sense.
         """
         listed = b"".join(PART.pack(name.encode("ascii"), start, end) for name, start, end in parts)
         try:
-            async with asyncio.timeout(self._patience_seconds()):
-                _, body = await self._request(Frame(Kind.PARTS, number=len(listed)), text=listed)
+            size_bytes = sum(end - start for _, start, end in parts)
+            async with asyncio.timeout(self._patience_seconds() + size_bytes / _LEAST_BYTES_PER_SECOND):
+                answer, body = await self._request(Frame(Kind.PARTS, number=len(listed)), text=listed)
         except TimeoutError:
             return bytes([Kind.FULL]) * len(parts), memoryview(b"")
+        if answer.kind is not Kind.RANGES or len(body) < len(parts):
+            raise StoreError(
+                f"the cache process answered {answer.kind.name} of {len(body)} bytes to {len(parts)} parts"
+            )
         return bytes(body[: len(parts)]), body[len(parts) :]
 
     @property
-    def unsent_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Memory of objects on their way to the process, in bytes."""
-        sending = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        return sending + sum(len(copy) for _, copy in self._copies.values())
+        return self.unsent_bytes + sum(len(copy) for _, copy in self._copies.values())
 
     def give(self, name: str, data: memoryview, *, other_bytes: int = 0) -> None:
         """Give an object for which this client has a lease; else ask for one first.
@@ -186,8 +193,8 @@ class Connection(FrameProtocol):
         """
         if self.is_lost or self.transport is None:
             return
-        unsent_bytes = self.unsent_bytes + other_bytes
-        if unsent_bytes and unsent_bytes + len(data) > _UNSENT_BYTES:
+        held_bytes = self.held_bytes + other_bytes
+        if held_bytes and held_bytes + len(data) > _UNSENT_BYTES:
             self.release(name)
         elif name in self._leases:
             self._leases.discard(name)
@@ -242,7 +249,7 @@ class Connection(FrameProtocol):
 
     def _proof_memory(self, frame: Frame) -> tuple[int, memoryview]:
         is_expected = (frame.kind is Kind.WELCOME) == bool(self._nonces)
-        if self._secret is None or self._proven.done() or not is_expected or frame.number != RELEASE:
+        if self._secret is None or self._proven.done() or not is_expected or frame.number != PROTOCOL:
             raise ValueError(f"the process sent {frame.kind.name} of release {frame.number}")
         return self.text_memory(frame._replace(number=NONCE_BYTES if frame.kind is Kind.CHALLENGE else MAC_BYTES))
 
@@ -274,18 +281,16 @@ class Connection(FrameProtocol):
 
     def _patience_seconds(self) -> float:
         """Return how long an answer may take: it comes behind what is sent before the request."""
-        unsent_bytes = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        return SILENT_SECONDS + unsent_bytes / _LEAST_BYTES_PER_SECOND
+        return SILENT_SECONDS + self.unsent_bytes / _LEAST_BYTES_PER_SECOND
 
     async def close(self) -> None:
         """End the connection, once what was given has arrived."""
-        transport = self.transport
-        if transport is not None and not self.is_lost:
+        if self.transport is not None and not self.is_lost:
             self.end()
-            before_bytes, unsent_bytes = math.inf, transport.get_write_buffer_size()
+            before_bytes, unsent_bytes = math.inf, self.unsent_bytes
             while not self._ended.done() and unsent_bytes < before_bytes:
                 await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
-                before_bytes, unsent_bytes = unsent_bytes, transport.get_write_buffer_size()
+                before_bytes, unsent_bytes = unsent_bytes, self.unsent_bytes
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

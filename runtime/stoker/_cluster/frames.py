@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import struct
+from collections import deque
 from typing import NamedTuple, cast
 
 from stoker._cache.index import is_name
@@ -16,7 +17,7 @@ from stoker._cache.index import is_name
 HELLO = b"stoker-cluster-3"
 """First bytes from the process, followed by the size of the arena, and with its descriptor if it can be mapped."""
 HELLO_SIZE = struct.Struct("<Q")
-RELEASE = 3
+PROTOCOL = 3
 """Number of the protocol between machines."""
 NONCE_BYTES = MAC_BYTES = 32
 PROOF_BYTES = NONCE_BYTES + MAC_BYTES
@@ -27,6 +28,8 @@ MAX_RANGES_BYTES = 65 << 20
 PART = struct.Struct("<32sQQ")
 """A part of an object in a list: the object's name, and the offsets of its first byte and behind its last one."""
 _HEAD = struct.Struct("<BI32sQ")
+_PIECE_BYTES = 256 << 10
+"""Bytes that a transport, which copies what the system does not take at once, gets at a time."""
 _SCRATCH = memoryview(bytearray(256 << 10))  # of bytes that nobody needs
 
 
@@ -67,7 +70,7 @@ class Kind(enum.IntEnum):
     MEMBERS = 23
     """Answer to JOIN; the body, of as many bytes as the number says, has all members that are known here."""
     CHALLENGE = 24
-    """First frame from a process over TCP; a body of :data:`NONCE_BYTES` follows. The number is :data:`RELEASE`."""
+    """First frame from a process over TCP; a body of :data:`NONCE_BYTES` follows. The number is :data:`PROTOCOL`."""
     WELCOME = 25
     """Answer to PROVE; the body, of :data:`MAC_BYTES`, proves that the process has the secret, too."""
     RANGES = 26
@@ -132,7 +135,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._frame: Frame | None = None
         self._body: memoryview | None = None
         self._left = 0
-        self._has_ended = False
+        self._unsent: deque[memoryview] = deque()
+        self._is_paused = self._has_ended = False
         self.transport: asyncio.Transport | None = None
 
     # To be overridden.
@@ -157,14 +161,33 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def send(self, frame: Frame, body: bytes | memoryview = b"") -> None:
         """Send a frame, unless the connection ends; the memory of the body must not change afterwards."""
         if self.transport is not None and not self.transport.is_closing() and not self._has_ended:
-            self.transport.write(frame.encode())
+            self._unsent.append(memoryview(frame.encode()))
             if body:
-                self.transport.write(body)
+                self._unsent.append(memoryview(body))
+            self._write()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that the system has not taken yet."""
+        held_bytes = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return held_bytes + sum(map(len, self._unsent))
 
     def end(self) -> None:
         """Send nothing more; the other side ends the connection once all has arrived."""
-        if self.transport is not None and not self._has_ended:
+        if not self._has_ended:
             self._has_ended = True
+            self._write()
+
+    def _write(self) -> None:
+        """Give the transport what it takes without a copy of much."""
+        while self._unsent and not self._is_paused and self.transport is not None:
+            piece = self._unsent[0][:_PIECE_BYTES]
+            if len(piece) == len(self._unsent[0]):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = self._unsent[0][_PIECE_BYTES:]
+            self.transport.write(piece)
+        if self._has_ended and not self._unsent and self.transport is not None:
             if self.transport.can_write_eof():
                 self.transport.write_eof()  # also where a forked process has the socket, too
             else:  # TLS
@@ -173,6 +196,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """End the connection: nothing is written to memory any more."""
         self._body = None
+        self._unsent.clear()
         if self.transport is not None:
             self.transport.abort()
 
@@ -200,6 +224,14 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(_PIECE_BYTES)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._write()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
@@ -233,4 +265,5 @@ class FrameProtocol(asyncio.BufferedProtocol):
                     self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unsent.clear()
         self._body = self.transport = None

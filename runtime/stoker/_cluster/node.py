@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stoker._base.machine import raise_file_limit
 from stoker._base.task_group import end_tasks
 from stoker._cluster.arena import Arena
 from stoker._cluster.files import is_at, machine_label, try_lock
@@ -130,6 +131,7 @@ def main(arguments: list[str]) -> int:
     if os.fork():
         os._exit(0)  # the loader waits for this process, and its child goes on
     os.setsid()
+    raise_file_limit()
     try:
         asyncio.run(serve(listener, arena, spec, machine_label(base.with_suffix(".label"))))
     finally:

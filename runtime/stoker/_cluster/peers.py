@@ -8,15 +8,17 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from stoker._base.task_group import end_tasks
 from stoker._cluster.connection import Connection
 from stoker._cluster.frames import Kind
+from stoker._cluster.link import Link
 from stoker._cluster.members import Member, Members, Registry
 from stoker._cluster.secret import ClusterSecret
 from stoker._shared.address import Address
-from stoker.errors import StokerError
+from stoker.errors import ConnectionLostError, StokerError
 
 SETTLE_SECONDS = 1.0
 """Time that a loader waits at its start for the other machines of the job."""
@@ -39,75 +41,20 @@ Raises:
 _log = logging.getLogger("stoker.cluster")
 
 
-class _PeerLink:
-    """The connection to one member, which is made at the first use, and again when it was lost."""
-
-    def __init__(self, open_peer: OpenPeer) -> None:
-        self._open_peer = open_peer
-        self._connecting: asyncio.Task[Connection | None] | None = None
-        self._next_seconds, self._pause_seconds = -math.inf, _RETRY_SECONDS
-        self._failing_since = math.inf
-        self.present: Connection | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the member could not be reached for so long that others take over its objects."""
-        return asyncio.get_running_loop().time() - self._failing_since >= LOST_SECONDS
-
-    async def connection(self, member: Member, secret: ClusterSecret) -> Connection | None:
-        """Return the connection; None if the member cannot be reached, and was not tried again yet."""
-        if self.present is not None and not self.present.is_lost:
-            return self.present
-        self.present = None
-        loop = asyncio.get_running_loop()
-        if self._connecting is None:
-            if loop.time() < self._next_seconds:
-                return None
-            self._connecting = loop.create_task(self._connect(member, secret))
-        connecting = self._connecting
-        await asyncio.wait([connecting])
-        return None if connecting.cancelled() else connecting.result()
-
-    async def _connect(self, member: Member, secret: ClusterSecret) -> Connection | None:
-        loop = asyncio.get_running_loop()
-        try:
-            self.present = await self._open_peer(member.address, secret)
-        except StokerError as error:
-            if math.isinf(self._failing_since):
-                self._failing_since = loop.time()
-                _log.warning("objects of another machine are read from the bucket: %s", error)
-            self._next_seconds = loop.time() + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, _MAX_RETRY_SECONDS)
-        else:
-            self.forget_failures()
-        finally:
-            self._connecting = None
-        return self.present
-
-    def forget_failures(self) -> None:
-        """Try at once, and count time out of reach from the next failure: there is a connection, or a new address."""
-        self._next_seconds, self._pause_seconds, self._failing_since = -math.inf, _RETRY_SECONDS, math.inf
-
-    async def close(self) -> None:
-        """End the connection, once what was given has arrived."""
-        if self._connecting is not None:
-            await end_tasks([self._connecting])
-        if self.present is not None:
-            await self.present.close()
-
-
 class Peers:
     """The members of a job, and connections to them. Belongs to one event loop.
 
     Args:
         registry: where members find each other.
         open_peer: connects to one.
+        tls: whether the process of this machine accepts others over TLS.
     """
 
-    def __init__(self, registry: Registry, open_peer: OpenPeer) -> None:
-        self._registry, self._open_peer = registry, open_peer
+    def __init__(self, registry: Registry, open_peer: OpenPeer, *, tls: bool = True) -> None:
+        self._registry, self._open_peer, self._tls = registry, open_peer, tls
         self._members, self._own_label = Members(), ""
-        self._links: dict[str, _PeerLink] = {}
+        self._links: dict[str, Link] = {}
+        self._lost: frozenset[str] = frozenset()
         self._secret: ClusterSecret | None = None
         self._entering: asyncio.Task[None] | None = None
         self._node: Connection | None = None
@@ -136,9 +83,8 @@ class Peers:
         await self._settled.wait()
 
     def owners(self, name: str) -> list[Member]:
-        """Return the owner of an object, and the next one; see :meth:`Members.owners`. Empty if there is one member."""
-        lost = frozenset(label for label, link in self._links.items() if link.is_lost)
-        return self._members.owners(name, lost) if len(self._members) > 1 else []
+        """Return the owner of an object, and the next ones; see :meth:`Members.owners`. Empty if there is one."""
+        return self._members.owners(name, self._lost) if len(self._members) > 1 else []
 
     def is_own(self, member: Member) -> bool:
         """Return whether a member is this machine's process."""
@@ -153,18 +99,32 @@ class Peers:
         """Return all present connections."""
         return [link.present for link in self._links.values() if link.present is not None]
 
-    async def connection(self, member: Member) -> Connection | None:
-        """Return a connection to a member; None if it is out of reach."""
-        if self._secret is None:
-            return None
+    async def connection(self, member: Member, within_seconds: float = math.inf) -> Connection | None:
+        """Return a connection to a member; None if it is out of reach, or is not reached within a time."""
         link = self._links.get(member.label)
         if link is None:
-            link = self._links[member.label] = _PeerLink(self._open_peer)
-        connection = await link.connection(member, self._secret)
+            link = self._links[member.label] = Link(
+                partial(self._open, member.label),
+                _warn_of_member,
+                retry_seconds=_RETRY_SECONDS,
+                max_retry_seconds=_MAX_RETRY_SECONDS,
+                lost_seconds=LOST_SECONDS,
+                on_change=self._note_lost,
+            )
+        connection = await link.connection(within_seconds)
         if connection is None:  # its process may have been started again, at another port
             self._is_outdated = True
             self._outdated.set()
         return connection
+
+    async def _open(self, label: str) -> Connection:
+        address = next((each.address for each in self._members if each.label == label), None)
+        if address is None or self._secret is None:
+            raise ConnectionLostError("a machine has left the job")
+        return await self._open_peer(address, self._secret)
+
+    def _note_lost(self) -> None:
+        self._lost = frozenset(label for label, link in self._links.items() if link.is_lost)
 
     async def close(self) -> None:
         """End all connections. Idempotent."""
@@ -178,41 +138,45 @@ class Peers:
         pause_seconds = _REFRESH_SECONDS
         while not node.is_lost:
             try:
-                await self._look(node)
+                await self._look(node, pause_seconds / 4)
                 self._problem = ""
             except (StokerError, OSError, ValueError) as error:
                 if str(error) != self._problem:
                     _log.warning("the cache of this machine is not shared with others: %s", error)
                 self._problem = str(error)
             await self._pause(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _MAX_REFRESH_SECONDS)
+            pause_seconds = min(2 * pause_seconds, self._max_refresh_seconds())
 
-    async def _look(self, node: Connection) -> None:
-        """Learn from the process of this machine who the members are, or from the registry if it has this one do it.
+    def _max_refresh_seconds(self) -> float:
+        """Return after which time the members are looked for again, as long as each of them is in reach."""
+        is_incomplete = len(self._members) < self._registry.machines
+        return _OUTDATED_SECONDS if self._is_outdated or is_incomplete else _MAX_REFRESH_SECONDS
+
+    async def _look(self, node: Connection, max_seconds: float) -> None:
+        """Learn who the members are from the process of this machine, or from the registry if that was long ago.
 
         Of all loaders of a machine, one at a time uses the registry.
         """
-        max_seconds = _OUTDATED_SECONDS if self._is_outdated else _MAX_REFRESH_SECONDS
-        if not self.is_settled:
-            max_seconds = _REFRESH_SECONDS
         answer = await self._tell(node, Kind.LISTEN, max_seconds=max_seconds)
         is_asked = answer.pop("look", False)
-        if is_asked and not answer:
-            secret = await self._registry.secret()
-            addresses = [str(each) for each in self._registry.addresses()]
-            answer = await self._tell(node, Kind.LISTEN, addresses=addresses, secret=secret.reveal())
+        if is_asked:
+            secret = (await self._registry.secret()).reveal()
+            if answer.get("secret") != secret:  # also that of a job before
+                addresses = [str(each) for each in self._registry.addresses()]
+                answer = await self._tell(node, Kind.LISTEN, addresses=addresses, secret=secret, tls=self._tls)
         if "problem" in answer:
             raise StokerError(answer["problem"])
         if not answer:  # another loader finds out
             return
-        own = Member.decode(answer["own"])
-        self._secret, self._own_label = ClusterSecret.parse(answer["secret"]), own.label
+        own, known = Member.decode(answer["own"]), answer["members"]
+        if self._secret is None or self._secret.reveal() != answer["secret"]:
+            self._secret, self._own_label = ClusterSecret.parse(answer["secret"]), own.label
+            for link in self._links.values():
+                link.forget_failures()
         if is_asked:
-            members = await self._registry.join(own)
-            await self._tell(node, Kind.JOIN, members=[each.encode() for each in members])
-        else:
-            members = [Member.decode(each) for each in answer["members"]]
-        self._update(members)
+            joined = [each.encode() for each in await self._registry.join(own)]
+            known = await self._tell(node, Kind.JOIN, members=joined)
+        self._update([Member.decode(each) for each in known])
         self._is_outdated = False
 
     async def _pause(self, seconds: float) -> None:
@@ -236,3 +200,7 @@ class Peers:
         is_same = set(before.values()) == set(self._members)  # if their number is not known, two looks tell
         if len(self._members) >= (self._registry.machines or 2) and (self._registry.machines or is_same):
             self._settled.set()
+
+
+def _warn_of_member(problem: str) -> None:
+    _log.warning("objects of another machine are read from the bucket: %s", problem)

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from stoker._cluster.frames import (
     NONCE_BYTES,
     PART,
     PROOF_BYTES,
-    RELEASE,
+    PROTOCOL,
     Frame,
     FrameProtocol,
     Kind,
@@ -34,7 +34,7 @@ LEASE_SECONDS = 30.0
 """Time limit of a lease: the client is stuck then, and another one that waits fetches the object."""
 _PASSING_BYTES = 256 << 20
 """Maximum memory, beside the limit and not above it, of objects that ranks with the same batches need at a time."""
-_MAX_JOBS = 16
+_MAX_JOBS, _MAX_MEMBERS = 16, 4096
 _LOOK_SECONDS = 5.0
 """Time for a client to find out the secret and the address of a job; another one is asked then."""
 _log = logging.getLogger("stoker.cluster.node")
@@ -49,8 +49,8 @@ class Listener(Protocol):
 
     address: Address
 
-    def keep(self, connection: NodeConnection) -> None:
-        """Count a connection as authenticated, or as one that has ended."""
+    def discard(self, connection: NodeConnection) -> None:
+        """Count a connection as unauthenticated no longer: it has proved that it has a secret, or has ended."""
         ...
 
     def close(self) -> None:
@@ -58,12 +58,16 @@ class Listener(Protocol):
         ...
 
 
-Listen = Callable[["Node", Address], Awaitable[Listener]]
-"""Begins to accept connections for a process at an address.
+class Listen(Protocol):
+    """Begins to accept connections for a process."""
 
-Raises:
-    StokerError: the address cannot be used.
-"""
+    async def __call__(self, node: Node, address: Address, *, tls: bool) -> Listener:
+        """Accept connections at an address, over TLS unless it is one of loopback.
+
+        Raises:
+            StokerError: the address cannot be used.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +91,7 @@ class Job:
             ValueError: a description makes no sense.
         """
         for each in map(Member.decode, members):
-            if each.label != self.own.label:
+            if each.label != self.own.label and (each.label in self.members or len(self.members) < _MAX_MEMBERS):
                 self.members[each.label] = each
 
     def encode(self) -> dict[str, object]:
@@ -148,7 +152,7 @@ class Node:
         self.jobs.clear()
         self._asked_seconds.clear()
 
-    async def listen(self, name: str, addresses: Iterable[Address], secret: ClusterSecret) -> Job:
+    async def listen(self, name: str, addresses: Iterable[Address], secret: ClusterSecret, *, tls: bool) -> Job:
         """Accept clients of a job's other machines, at the first of the addresses that this machine has.
 
         Raises:
@@ -157,7 +161,7 @@ class Node:
         problem = StokerError("no address to listen on was given")
         for address in addresses:
             try:
-                listener = await self._listener(address)
+                listener = await self._listener(address, tls=tls)
             except StokerError as error:
                 problem = error
                 continue
@@ -169,19 +173,19 @@ class Node:
             return self.jobs[name]
         raise problem
 
-    async def _listener(self, address: Address) -> Listener:
+    async def _listener(self, address: Address, *, tls: bool) -> Listener:
         """Return the listener at an address, at the same port as before if it had been closed."""
-        key = str(address)
+        key = f"{address} {tls}"
         if key not in self._listening:
             again = Address(address.host, self._ports.get(key, address.port))
-            self._listening[key] = asyncio.ensure_future(self._listen(self, again))
+            self._listening[key] = asyncio.ensure_future(self._listen(self, again, tls=tls))
         try:
             listener = await asyncio.shield(self._listening[key])
         except StokerError:
             self._listening.pop(key, None)
             if self._ports.pop(key, address.port) == address.port:
                 raise
-            return await self._listener(address)  # another process has the port now
+            return await self._listener(address, tls=tls)  # another process has the port now
         self._ports[key] = listener.address.port
         return listener
 
@@ -228,7 +232,7 @@ class NodeConnection(FrameProtocol):
         self._node, self._listener, self._fingerprint = node, listener, fingerprint
         self._nonce = b"" if listener is None else secrets.token_bytes(NONCE_BYTES)
         self._is_proven = listener is None
-        self._has_mapped = False
+        self._has_mapped, self._job = False, ""  # the job that a client of another machine has the secret of
         self._asked: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -237,14 +241,14 @@ class NodeConnection(FrameProtocol):
         if self._is_proven:
             self._node.add_client(self)
         else:
-            self.send(Frame(Kind.CHALLENGE, number=RELEASE), self._nonce)
+            self.send(Frame(Kind.CHALLENGE, number=PROTOCOL), self._nonce)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
-            self._listener.keep(self)
+            self._listener.discard(self)
         self._node.remove_client(self)
 
     def reply(self, reply: Reply) -> None:
@@ -322,6 +326,8 @@ class NodeConnection(FrameProtocol):
             case Kind.JOIN:
                 fields = _fields(body)
                 members: object = []
+                if self._listener is not None and fields["job"] != self._job:
+                    raise ValueError("a client joins another job than that whose secret it has")
                 if (job := node.jobs.get(fields["job"])) is not None:
                     job.join(fields["members"])
                     members = job.encode()["members"]
@@ -335,15 +341,15 @@ class NodeConnection(FrameProtocol):
 
     def _check_proof(self, proof: bytes) -> None:
         nonces, mac = self._nonce + proof[:NONCE_BYTES], proof[NONCE_BYTES:]
-        for secret in (job.secret for job in self._node.jobs.values()):
-            if secret.is_proof(mac, "client", nonces, self._fingerprint):
-                break
-        else:
+        known = {name: job.secret for name, job in self._node.jobs.items()}
+        proven = [name for name, each in known.items() if each.is_proof(mac, "client", nonces, self._fingerprint)]
+        if not proven:
             raise ValueError("the client has no secret of a job here")
-        self.send(Frame(Kind.WELCOME, number=RELEASE), secret.proof("process", nonces, self._fingerprint))
-        self._is_proven = True
+        self._job, self._is_proven = proven[0], True
+        own_proof = known[self._job].proof("process", nonces, self._fingerprint)
+        self.send(Frame(Kind.WELCOME, number=PROTOCOL), own_proof)
         assert self._listener is not None  # noqa: S101 - else nothing has to be proved
-        self._listener.keep(self)
+        self._listener.discard(self)
         self._node.add_client(self)
 
     async def _listen(self, request: int, asked: dict[str, Any]) -> None:
@@ -354,9 +360,10 @@ class NodeConnection(FrameProtocol):
         name, answer = asked["job"], dict[str, object]()
         job = self._node.jobs.get(name)
         try:
-            if job is None and asked["secret"]:
+            if asked["secret"] and (job is None or job.secret.reveal() != asked["secret"]):
                 addresses = [Address.parse(each) for each in asked["addresses"]]
-                job = await self._node.listen(name, addresses, ClusterSecret.parse(asked["secret"]))
+                secret = ClusterSecret.parse(asked["secret"])
+                job = await self._node.listen(name, addresses, secret, tls=asked["tls"])
             elif self._node.is_outdated(name, asked["max_seconds"]):
                 answer["look"] = True
         except StokerError as error:
@@ -380,14 +387,13 @@ class NodeConnection(FrameProtocol):
             if name not in decided:
                 decided[name] = catalog.peek(self, request, name)
             reply = decided[name]
-            kinds.append(Kind[reply.decision.name])
-            if reply.decision is Decision.HIT:
+            is_here = reply.decision is Decision.HIT and size_bytes + end - start <= MAX_RANGES_BYTES // 2
+            kinds.append(Kind.HIT if is_here else Kind[reply.decision.name.replace("HIT", "FULL")])
+            if is_here:
                 assert isinstance(reply.place, int)  # noqa: S101 - peek() finds no others
                 ranges.append(memory[reply.place + start : reply.place + end])
                 size_bytes += end - start
-        if (size_bytes := size_bytes + len(kinds)) > MAX_RANGES_BYTES:
-            raise ValueError(f"parts of {size_bytes} bytes")
-        self.send(Frame(Kind.RANGES, request, "", size_bytes), b"".join([kinds, *ranges]))
+        self.send(Frame(Kind.RANGES, request, "", len(kinds) + size_bytes), b"".join([kinds, *ranges]))
 
 
 def _fields(body: memoryview) -> dict[str, Any]:
@@ -402,4 +408,6 @@ def _fields(body: memoryview) -> dict[str, Any]:
         raise ValueError("a text with deep nesting") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("job"), str):
         raise ValueError("a text that is about no job")
-    return {"members": [], "addresses": [], "secret": "", "max_seconds": 0.0} | fields
+    if not isinstance(fields.setdefault("members", []), list):
+        raise ValueError("members that are no list")
+    return {"addresses": [], "secret": "", "max_seconds": 0.0, "tls": True} | fields

@@ -25,16 +25,18 @@ class ClusterSpec(BoundedConfig):
         limit_bytes: Maximum size of the objects on a machine, in bytes.
         linger_seconds: Time that the process stays without a client, in seconds.
         name: Name that keeps jobs with otherwise equal settings apart.
+        tls: Whether connections between machines are encrypted.
     """
 
     path: Path | None
     limit_bytes: AtLeastOne[int]
     linger_seconds: Annotated[float, NumberBound(">=", 0)] = 60.0
     name: str = ""
+    tls: bool = True
 
     @classmethod
     def parse(cls, text: str) -> ClusterSpec:
-        """Parse ``memory:?limit=SIZE`` or ``disk:FOLDER?limit=SIZE``, with ``&linger=SECONDS`` and ``&name=NAME``.
+        """Parse ``memory:?limit=SIZE`` or ``disk:FOLDER?limit=SIZE``, with ``linger``, ``name`` and ``tls``.
 
         Raises:
             ConfigError: The text has another form.
@@ -44,13 +46,16 @@ class ClusterSpec(BoundedConfig):
             10.0
         """
         try:
-            path, options = parse_place(text, ["linger", "name"])
+            path, options = parse_place(text, ["linger", "name", "tls"])
             return cls(
                 path=path,
                 limit_bytes=parse_bytes(options["limit"], "limit"),
                 linger_seconds=float(options.get("linger", "60").removesuffix("s")),
                 name=options.get("name", ""),
+                tls={"yes": True, "no": False}[options.get("tls", "yes")],
             )
+        except KeyError as error:
+            raise ConfigError(f"cluster={text!r:.200}: tls must be yes or no, not {error}; {_EXAMPLE}") from None
         except ValueError as error:
             raise ConfigError(f"cluster={text!r:.200}: {error}; {_EXAMPLE}") from None
 

@@ -1,4 +1,4 @@
-"""Connections between machines: TCP, with TLS 1.3 unless both ends are on one machine.
+"""Connections between machines: TCP, with TLS 1.3 unless both ends are on one machine or the setting says no.
 
 The certificate of a process is its own, and nobody signs it: proofs of the job's secret name it.
 """
@@ -19,7 +19,7 @@ from stoker._shared.certificate import ServerTls, create_ephemeral_tls
 from stoker._shared.unauthenticated import UnauthenticatedConnections
 from stoker.errors import ConnectionLostError
 
-_MAX_UNPROVEN = 1024
+_MAX_UNPROVEN = 256
 """Maximum number of connections that have proved nothing yet; one more closes the oldest one."""
 _PROVE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
@@ -48,8 +48,8 @@ class _TcpListener:
     def _create(self) -> NodeConnection:
         return NodeConnection(self._node, self, self._fingerprint)
 
-    def keep(self, connection: NodeConnection) -> None:
-        """Count a connection as authenticated, or as one that has ended."""
+    def discard(self, connection: NodeConnection) -> None:
+        """Count a connection as unauthenticated no longer: it has proved that it has a secret, or has ended."""
         if connection.transport is not None:
             watch_silence(connection.transport)
         self._unproven.discard(connection)
@@ -61,14 +61,14 @@ class _TcpListener:
         self._unproven.close()
 
 
-async def listen_tcp(node: Node, address: Address) -> Listener:
-    """Accept connections at an address; port 0 is any free one.
+async def listen_tcp(node: Node, address: Address, *, tls: bool) -> Listener:
+    """Accept connections at an address, port 0 for any free one, over TLS if asked to unless it is a loopback address.
 
     Raises:
         ConfigError: the address cannot be used.
         MissingExtraError: TLS is needed, and the package that creates certificates is not installed.
     """
-    listener = _TcpListener(node, None if address.is_local else await compute_in_thread(_create_tls))
+    listener = _TcpListener(node, await compute_in_thread(_create_tls) if tls and not address.is_local else None)
     await listener.listen(address)
     return listener
 
@@ -86,13 +86,13 @@ def _client_context() -> ssl.SSLContext:
     return context
 
 
-async def open_tcp(address: Address, secret: ClusterSecret) -> Connection:
-    """Connect to a process of another machine.
+async def open_tcp(address: Address, secret: ClusterSecret, *, tls: bool = True) -> Connection:
+    """Connect to a process of another machine, over TLS unless it has a loopback address, or ``tls`` is false.
 
     Raises:
         ConnectionLostError: it cannot be reached, or does not have the secret.
     """
-    context = None if address.is_local else _client_context()
+    context = _client_context() if tls and not address.is_local else None
     connecting = asyncio.get_running_loop().create_connection(
         lambda: Connection(secret=secret), address.host, address.port, ssl=context
     )
@@ -101,7 +101,11 @@ async def open_tcp(address: Address, secret: ClusterSecret) -> Connection:
             _, connection = await connecting
     except (OSError, TimeoutError) as error:  # ssl.SSLError among them
         raise ConnectionLostError(f"the cache process at {address} cannot be reached: {error or 'no answer'}") from None
-    await connection.prove(_PROVE_SECONDS)
+    try:
+        await connection.prove(_PROVE_SECONDS)
+    except BaseException:
+        connection.abort()
+        raise
     assert connection.transport is not None  # noqa: S101 - it is connected
     watch_silence(connection.transport)
     return connection

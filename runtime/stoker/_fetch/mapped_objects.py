@@ -8,8 +8,10 @@ fetched whole, given to the tier, and then found there by all processes, so that
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from stoker._base.breaker import FAILURE_THRESHOLD
 from stoker._base.checksum import crc32c
 from stoker._base.task_group import Limiter, for_each
 from stoker._cache.index import MappedTier, ObjectRange, Presence
@@ -112,6 +114,7 @@ class MappedObjects:
         self._free: list[memoryview] = []
         self._loading: dict[str, asyncio.Event] = {}
         self._failed: set[str] = set()
+        self._late_reads = 0  # of small objects, in a row
 
     @staticmethod
     def size_bytes(manifest: Manifest) -> int:
@@ -144,8 +147,9 @@ class MappedObjects:
             elif key not in self._failed:
                 await self._load(copies, key)
 
-        if loads and self._loads:
-            await for_each(lacking, load, concurrency=_FOUND_AT_ONCE)
+        if loads and self._loads and lacking:
+            first = secrets.randbelow(len(lacking))  # else all loaders would wait for the same objects, one by one
+            await for_each(lacking[first:] + lacking[:first], load, concurrency=_FOUND_AT_ONCE)
         return sorted(copies.left)
 
     async def fetch_once(self, ref: ObjectRef, into: memoryview, fetch: Callable[[], Awaitable[object]]) -> None:
@@ -159,13 +163,20 @@ class MappedObjects:
         Raises:
             StoreError: the store failed.
         """
-        try:
-            async with asyncio.timeout(tier_chain.SINGLE_FLIGHT_SECONDS):
-                if await self._tier.read(ref, into) and crc32c(into) == ref.crc32c:
+        if self._late_reads < FAILURE_THRESHOLD:
+            try:
+                async with asyncio.timeout(tier_chain.SINGLE_FLIGHT_SECONDS):
+                    is_here = await self._tier.read(ref, into)
+                self._late_reads = 0
+                if is_here and crc32c(into) == ref.crc32c:
                     self._count(len(into))
                     return
-        except (StoreError, TimeoutError):  # the store has it
-            pass
+                if is_here:
+                    self._reject(ref)
+            except TimeoutError:
+                self._late_reads += 1
+            except StoreError:  # the store has it
+                pass
         try:
             await fetch()
         except BaseException:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import re
-import resource
 import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+from stoker._base.machine import raise_file_limit
 from stoker._base.sizes import format_bytes
 from stoker._cache.tiers import CacheSpec
 from stoker._shared.address import Address
@@ -129,13 +129,6 @@ async def _serve(args: Namespace) -> None:
         print(f"{url}\nkeeps up to {format_bytes(args.memory)}; use it as Loader(tier=URL)", flush=True)
         await ended.wait()
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as the system allows: each trainer has up to 32 connections."""
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems refuse the limit that they report
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def create_stop_event() -> asyncio.Event:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stoker._base.checksum import crc32c
+from stoker._base.machine import raise_file_limit
 from stoker._base.sizes import format_bytes, format_dollars
 from stoker._base.task_group import for_each
 from stoker._format.identity import sha256_128
@@ -28,7 +29,7 @@ from stoker._shared.serving import serve_tier
 from stoker.abc import ObjectRef, Tier
 from stoker.cli.flags import add_actions, add_json, number_from, positive, size_from
 from stoker.cli.output import format_count, json_text, make_printable, table
-from stoker.cli.tier import add_endpoint, create_stop_event, parse_endpoint, raise_file_limit
+from stoker.cli.tier import add_endpoint, create_stop_event, parse_endpoint
 from stoker.errors import DeadlineError
 from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmDeployment

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import pytest
 
 from stoker._cache.index import ObjectRange, Presence, name_of
+from stoker._cluster import client as client_module
 from stoker._cluster import peers as peers_module
+from stoker._cluster import serving
 from stoker._cluster.client import ClusterTier, open_local
 from stoker._cluster.connection import Connection
-from stoker._cluster.frames import RELEASE, Frame, Kind
+from stoker._cluster.frames import PROTOCOL, Frame, Kind
 from stoker._cluster.members import Member
 from stoker._cluster.secret import ClusterSecret
-from stoker._cluster.serving import Node
+from stoker._cluster.serving import Node, NodeConnection
 from stoker._cluster.spec import ClusterSpec
 from stoker._cluster.tcp import open_tcp
 from stoker._shared.address import Address
@@ -106,7 +108,7 @@ async def meet(*tiers: ClusterTier) -> None:
     await asyncio.gather(*(tier.find(object_of(0, 1)[0]) for tier in tiers))
 
 
-async def share_objects(machines: list[Machine], *, objects: int = 12, size_bytes: int = 300_000) -> None:
+async def share_objects(machines: list[Machine], *, objects: int = 30, size_bytes: int = 300_000) -> None:
     first, second = (machine.tier() for machine in machines)
     await meet(first, second)
     for number in range(objects):
@@ -142,7 +144,7 @@ def own_address() -> str | None:
 @pytest.mark.skipif(own_address() is None, reason="this machine has no address but that of loopback")
 def test_between_machines_objects_travel_over_tls() -> None:
     async def work(machines: list[Machine]) -> None:
-        await share_objects(machines, objects=4, size_bytes=3 * MIB)
+        await share_objects(machines, objects=16, size_bytes=MIB)
         port = next(iter(machines[0].node._ports.values()))
         with socket.create_connection((machines[0].meeting.host, port), 5) as plain:
             plain.settimeout(0.3)
@@ -156,11 +158,11 @@ def test_parts_of_another_machine_s_objects_come_by_one_request_a_machine() -> N
     async def work(machines: list[Machine]) -> None:
         tier, other = (machine.tier() for machine in machines)
         await meet(tier, other)
-        objects = [object_of(number, 100_000) for number in range(10)]
-        for ref, body in objects[:8]:
+        objects = [object_of(number, 10_000) for number in range(60)]  # some of each machine, whatever their labels are
+        for ref, body in objects[:48]:
             assert await read_object(tier, ref) is None
             tier.offer(ref, memoryview(body))
-        await arrived(machines, 8)
+        await arrived(machines, 48)
         found = [await tier.find(ref) for ref, _ in objects]
         remote = [pair for pair, place in zip(objects, found, strict=True) if place.is_remote]
         local = [pair for pair, place in zip(objects, found, strict=True) if not place.is_remote]
@@ -203,11 +205,11 @@ def test_an_owner_that_joined_later_gets_what_others_have_held_so_far() -> None:
     async def work(machines: list[Machine]) -> None:
         machines[0].meeting.machines = 1
         early = machines[0].tier()
-        objects = [object_of(number, 1000) for number in range(20)]
+        objects = [object_of(number, 1000) for number in range(40)]
         for ref, body in objects:
             assert await read_object(early, ref) is None
             early.offer(ref, memoryview(body))
-        await arrived(machines, 20)
+        await arrived(machines, 40)
         await early.close()
         machines[0].meeting.machines = 2
         late = machines[1].tier()
@@ -263,8 +265,10 @@ def test_who_does_not_have_the_secret_gets_nothing() -> None:
         with pytest.raises(ConnectionLostError, match="another secret, or another release"):
             await open_tcp(address, ClusterSecret.generate())
         connection = await open_tcp(address, await machines[0].meeting.secret())
-        assert await connection.send_and_receive(Kind.JOIN, b'{"job": "other"}') == b"[]"
-        await connection.close()
+        (own,) = json.loads(await connection.send_and_receive(Kind.JOIN, b'{"job": "test"}'))
+        assert Member.decode(own).address == address
+        with pytest.raises(ConnectionLostError):  # whose secret it may not have
+            await connection.send_and_receive(Kind.JOIN, b'{"job": "other"}')
 
     check(work)
 
@@ -285,7 +289,7 @@ def test_a_stranger_s_bytes_end_its_connection(data: bytes) -> None:
         address = await listening_at(machines[0])
         reader, writer = await asyncio.open_connection(address.host, address.port)
         challenge = await reader.readexactly(45 + 32)
-        assert Frame.decode(challenge[:45])._replace(name="") == Frame(Kind.CHALLENGE, number=RELEASE)
+        assert Frame.decode(challenge[:45])._replace(name="") == Frame(Kind.CHALLENGE, number=PROTOCOL)
         writer.write(data)
         with suppress(ConnectionResetError):
             assert await reader.read(100) == b""
@@ -297,7 +301,16 @@ def test_a_stranger_s_bytes_end_its_connection(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"[]", b"{}", b'{"job": 5}', b"\xff\xfe", b"[" * 2000, b'{"job": "test", "members": [{}]}', b'{"job": "test"'],
+    [
+        b"[]",
+        b"{}",
+        b'{"job": 5}',
+        b'{"job": "test", "members": 5}',
+        b"\xff\xfe",
+        b"[" * 2000,
+        b'{"job": "test", "members": [{}]}',
+        b'{"job": "test"',
+    ],
 )
 def test_texts_that_make_no_sense_end_their_connection(text: bytes) -> None:
     async def work(machines: list[Machine]) -> None:
@@ -329,3 +342,145 @@ def test_a_proof_is_good_for_one_certificate_and_one_side() -> None:
     assert not secret.is_proof(proof, "client", nonces[::-1], "ab" * 32)
     assert not ClusterSecret.generate().is_proof(proof, "client", nonces, "ab" * 32)
     assert "…" in repr(secret)
+
+
+def test_a_machine_that_was_lost_is_found_again_without_a_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "LOST_SECONDS", 0.2)
+    monkeypatch.setattr(peers_module, "_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(peers_module, "_MAX_RETRY_SECONDS", 0.1)
+
+    async def work(machines: list[Machine]) -> None:
+        is_cut = True
+
+        async def open_peer(address: Address, secret: ClusterSecret) -> Connection:
+            if is_cut:
+                raise ConnectionLostError("the network is cut")
+            return await open_tcp(address, secret)
+
+        meeting = machines[0].meeting
+        tier = ClusterTier(TEXT, registry=meeting, open_node=machines[0].open_node, open_peer=open_peer)
+        other = machines[1].tier()
+        await meet(tier, other)
+        objects = [object_of(number, 1000)[0] for number in range(40)]
+
+        async def remote() -> int:
+            return sum([(await tier.find(ref)).is_remote for ref in objects])
+
+        assert await remote() > 2
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 10
+        while await remote():  # until the others take over
+            for ref in objects:
+                await tier.peek(ref, memoryview(bytearray(ref.size_bytes)))
+            await asyncio.sleep(0.05)
+            assert loop.time() < until
+        is_cut = False
+        while not await remote():
+            await asyncio.sleep(0.05)
+            assert loop.time() < until
+        await tier.close()
+        await other.close()
+
+    check(work)
+
+
+def test_a_machine_that_does_not_answer_delays_ranges_for_a_short_time() -> None:
+    async def work(machines: list[Machine]) -> None:
+        async def open_peer(address: Address, secret: ClusterSecret) -> Connection:
+            await asyncio.sleep(30)
+            raise ConnectionLostError("no answer")
+
+        meeting = machines[0].meeting
+        tier = ClusterTier(TEXT, registry=meeting, open_node=machines[0].open_node, open_peer=open_peer)
+        other = machines[1].tier()
+        await meet(tier, other)
+        ranges = [ObjectRange(object_of(number, 100)[0], 0, 10, 10 * number) for number in range(40)]
+        begun = asyncio.get_running_loop().time()
+        for _ in range(3):
+            found = await tier.read_ranges(ranges, memoryview(bytearray(400)))
+            assert set(found) == {Presence.UNAVAILABLE}
+        assert asyncio.get_running_loop().time() - begun < 5
+        await tier.close()
+        await other.close()
+
+    check(work)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (Kind.RANGES, 3, bytes([Kind.HIT]) * 3),
+        (Kind.RANGES, 100, bytes(100)),
+        (Kind.FULL, 0, b""),
+        (Kind.LEASE, 0, b""),
+    ],
+)
+def test_wrong_answers_to_a_list_of_parts_are_no_errors_of_the_training(
+    answer: tuple[Kind, int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, number, body = answer
+
+    def lie(connection: NodeConnection, request: int, _: memoryview) -> None:
+        name = "" if kind is Kind.RANGES else "0" * 32
+        connection.send(Frame(kind, request, name, number), body)
+
+    monkeypatch.setattr(NodeConnection, "_send_parts", lie)
+
+    async def work(machines: list[Machine]) -> None:
+        tier, other = (machine.tier() for machine in machines)
+        await meet(tier, other)
+        ranges = [ObjectRange(object_of(number, 100)[0], 0, 10, 10 * number) for number in range(40)]
+        found = await tier.read_ranges(ranges, memoryview(bytearray(400)))
+        assert set(found) == {Presence.UNAVAILABLE}
+        await tier.close()
+        await other.close()
+
+    check(work)
+
+
+def test_a_range_that_is_too_large_for_a_message_is_left_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_MAX_RANGE_BYTES", 50_000)
+    monkeypatch.setattr(serving, "MAX_RANGES_BYTES", 100_000)
+
+    async def work(machines: list[Machine]) -> None:
+        tier, other = (machine.tier() for machine in machines)
+        await meet(tier, other)
+        refs = []
+        for number in range(20):
+            ref, body = object_of(number, 60_000)
+            assert await read_object(tier, ref) is None
+            tier.offer(ref, memoryview(body))
+            refs.append(ref)
+        await arrived(machines, 20)
+        remote = [ref for ref in refs if (await tier.find(ref)).is_remote][:3]
+        sizes = [60_000, 40_000, 40_000]
+        wanted = enumerate(zip(remote, sizes, strict=True))
+        ranges = [ObjectRange(ref, 0, size, 60_000 * place) for place, (ref, size) in wanted]
+        found = await tier.read_ranges(ranges, memoryview(bytearray(180_000)))
+        assert list(found) == [Presence.UNAVAILABLE, Presence.COPIED, Presence.UNAVAILABLE]
+        await tier.close()
+        await other.close()
+
+    check(work)
+
+
+def test_a_job_that_is_started_again_with_another_secret_replaces_the_one_before() -> None:
+    async def work(machines: list[Machine]) -> None:
+        first = [machine.tier() for machine in machines]
+        await meet(*first)
+        machines[0].meeting._secret = ClusterSecret.generate()
+        machines[0].meeting.members.clear()
+        again = [machine.tier() for machine in machines]
+        await meet(*again)
+        objects = [object_of(number) for number in range(40)]
+        remote = [pair for pair in objects if (await again[0].find(pair[0])).is_remote]
+        ref, body = remote[0]
+        until = asyncio.get_running_loop().time() + 10
+        while await read_object(again[0], ref) != body:
+            again[0].offer(ref, memoryview(body))
+            await asyncio.sleep(0.05)
+            assert asyncio.get_running_loop().time() < until
+        for tier in (*first, *again):
+            await tier.close()
+
+    check(work)

@@ -21,6 +21,7 @@ from stoker.errors import ConfigError
         ("memory:?limit=much", "much"),
         ("memory:?limit=1GB&limit=2GB", "each once"),
         ("memory:?limit=1GB&policy=lru", "may have linger="),
+        ("memory:?limit=1GB&tls=maybe", "tls must be yes or no, not 'maybe'"),
         ("memory:?limit=1GB&linger=-1", "linger_seconds"),
         ("https://10.0.0.1?limit=1GB", "neither memory nor a disk"),
         ("memory:?limit=900TB", r"of memory here.*; lower limit="),

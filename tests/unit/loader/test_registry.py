@@ -71,10 +71,15 @@ def test_a_meeting_address_is_one_that_others_can_reach(text: str) -> None:
         find_registry(SPEC, {"STOKER_CLUSTER": text, "STOKER_CLUSTER_SECRET": SECRET})
 
 
+def test_a_process_does_not_listen_everywhere() -> None:
+    with pytest.raises(ConfigError, match="others cannot connect there"):
+        find_registry(SPEC, {**RANKS, "STOKER_CLUSTER_LISTEN": "0.0.0.0"})  # noqa: S104 - refused
+
+
 def test_a_process_listens_where_others_are_reached_and_nowhere_else() -> None:
     store = TorchStore(Address("127.0.0.1", 29500), "key", 2)
     assert store.addresses() == [Address("127.0.0.1", 0)]
-    meeting = MeetingAddress(Address("127.0.0.1", 7400), ClusterSecret.parse(SECRET), "127.0.0.2")
+    meeting = MeetingAddress(Address("127.0.0.1", 7400), SPEC, ClusterSecret.parse(SECRET), "127.0.0.2")
     assert meeting.addresses() == [Address("127.0.0.1", 7400), Address("127.0.0.2", 0)]
 
 
@@ -99,10 +104,16 @@ def test_a_machine_whose_name_has_a_loopback_address_listens_at_another_one(monk
         def getsockname(self) -> tuple[str, int]:
             return ("127.0.0.1" if asked[-1][0].startswith("127.") else "10.0.0.7"), 5
 
-    addresses = {"my-machine": "127.0.1.1", "192.0.2.1": "192.0.2.1"}
+    def look_up(host: str, port: int, **_: object) -> list[Any]:
+        return [(2, 2, 17, "", ("127.0.1.1" if host == "my-machine" else host, port))]
+
     monkeypatch.setattr(socket, "socket", Probe)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: [(2, 2, 17, "", (addresses[host], port))])
-    assert TorchStore(Address("my-machine", 29500), "key", 2).addresses() == [Address("10.0.0.7", 0)]
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    own = Address("10.0.0.7", 0)
+    assert TorchStore(Address("my-machine", 29500), "key", 2).addresses() == [own]
+    assert TorchStore(Address("10.0.0.9", 29500), "key", 2, None, "my-machine").addresses() == [own]
+    meeting = MeetingAddress(Address("my-machine", 7400), SPEC, ClusterSecret.parse(SECRET))
+    assert meeting.addresses() == [Address("10.0.0.7", 7400), own]
 
 
 @pytest.fixture
