@@ -212,7 +212,7 @@ def compare_runs(configuration: Configuration, repeats: int) -> dict[str, object
             "later_seconds": lambda found: found.later.seconds,
             "requests": lambda found: (found.first.requests + (EPOCHS - 1) * found.later.requests) / EPOCHS,
         }[name]
-        return statistics.median(getattr(real, name) / expected(found) for found, real in pairs)
+        return float(statistics.median(getattr(real, name) / expected(found) for found, real in pairs))
 
     return {
         "name": configuration.name,
