@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from benchmarks.prediction_cluster import Configuration, compare_bytes
 
-SMALL = Configuration(name="", limit_share=1.2, samples=3_000, memory=24_000_000, samples_per_second=1e6)
+SMALL = Configuration(
+    name="", limit_share=1.2, samples=3_000, memory=24_000_000, samples_per_second=1e6, ranks_per_machine=1
+)
 TOLERANCE = 0.07
 
 
