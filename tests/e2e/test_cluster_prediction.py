@@ -16,7 +16,6 @@ TOLERANCE = 0.07
 @pytest.mark.parametrize(
     "configuration",
     [
-        replace(SMALL, name="all fits"),
         replace(SMALL, name="half fits", limit_share=0.25),
         replace(SMALL, name="full", shuffle="full"),
     ],

@@ -7,12 +7,12 @@ import pytest
 from support.cluster_schedules import EPOCHS, FAULTS, OBJECTS, play
 from support.many_schedules import play_all
 
-SCHEDULES = 60
+SCHEDULES = 30
 """``make soak`` plays more."""
 
 
 def test_no_fault_loses_repeats_or_spoils_a_sample_or_stalls_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    counts, wrong = play_all(play, SCHEDULES, chunk=10)
+    counts, wrong = play_all(play, SCHEDULES, chunk=5)
     with capsys.disabled():
         print(f"\n{SCHEDULES} random fault schedules of a cluster:\n  {dict(counts.most_common())}")
     assert not wrong, f"{len(wrong)} went wrong, the first of them {min(wrong)}:\n{wrong[min(wrong)]}"

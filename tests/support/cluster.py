@@ -46,7 +46,7 @@ def own_runtime_folder() -> Iterator[Path]:
         finally:
             for process in node_processes():
                 process.send_signal(signal.SIGKILL)
-                process.wait(10)
+            wait_until_gone(10)
             if before is None:
                 del os.environ["XDG_RUNTIME_DIR"]
             else:
