@@ -1,4 +1,4 @@
-"""Where the machines of a training find each other: torch's store at ``MASTER_ADDR``, or one of them.
+"""Where the machines of a training find each other: the store of torch.distributed, or one of them.
 
 No collective operation is used, since a loader may be made on one rank alone.
 """
@@ -67,21 +67,22 @@ def _own_host(other: Address) -> str:
     family, _, _, _, address = socket.getaddrinfo(other.host, other.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
-        host = str(probe.getsockname()[0])
-    # A machine may give its own name a loopback address, which others cannot reach.
-    return _own_host(_ELSEWHERE) if is_loopback(host) and not other.is_local else host
+        return _reached_host(str(probe.getsockname()[0]), other)
+
+
+def _reached_host(host: str, named: Address) -> str:
+    """Return the host that a name led to, as others reach it: a machine may give its own name one of loopback."""
+    return _own_host(_ELSEWHERE) if is_loopback(host) and not named.is_local else host
 
 
 def _numeric(address: Address) -> Address:
-    """Return an address by number, as others reach it: a machine may give its own name one of loopback.
+    """Return an address by number, as others reach it.
 
     Raises:
         OSError: the name is unknown.
     """
     host = str(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
-    if is_loopback(host) and not address.is_local:
-        host = _own_host(_ELSEWHERE)
-    return Address(host, address.port)
+    return Address(_reached_host(host, address), address.port)
 
 
 class TorchStore:
@@ -120,15 +121,15 @@ class TorchStore:
         """Record this machine's process, unless it is there already, and return all members, the latest last."""
         key = f"{self._prefix}/members"
 
-        def read(store: Any, first: int) -> list[Member]:
-            keys = [f"{key}/{number}" for number in range(first, store.add(key, 0) + 1)]
+        def read(store: Any) -> list[Member]:
+            keys = [f"{key}/{number}" for number in range(1, store.add(key, 0) + 1)]
             return [Member.decode(json.loads(store.get(each))) for each in keys if store.check([each])]
 
         def work(store: Any) -> list[Member]:
-            members = read(store, 1)
+            members = read(store)
             if {each.label: each for each in members}.get(member.label) != member:
                 store.set(f"{key}/{store.add(key, 1)}", json.dumps(member.encode()))
-                members = read(store, 1)
+                members = read(store)
             return members
 
         return await self._ask(work)

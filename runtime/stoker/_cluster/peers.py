@@ -59,7 +59,8 @@ class Peers:
         self._entering: asyncio.Task[None] | None = None
         self._node: Connection | None = None
         self._settled, self._outdated, self._is_outdated = asyncio.Event(), asyncio.Event(), False
-        self._settle_until, self._problem = math.inf, ""
+        self._settle_timer: asyncio.TimerHandle | None = None
+        self._problem = ""
 
     @property
     def is_settled(self) -> bool:
@@ -73,9 +74,8 @@ class Peers:
                 self._entering.cancel()
             self._node = node
             loop = asyncio.get_running_loop()
-            if math.isinf(self._settle_until):
-                self._settle_until = loop.time() + SETTLE_SECONDS
-                loop.call_at(self._settle_until, self._settled.set)
+            if self._settle_timer is None:
+                self._settle_timer = loop.call_later(SETTLE_SECONDS, self._settled.set)
             self._entering = loop.create_task(self._enter(node))
 
     async def settle(self) -> None:

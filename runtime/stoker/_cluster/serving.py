@@ -387,12 +387,14 @@ class NodeConnection(FrameProtocol):
             if name not in decided:
                 decided[name] = catalog.peek(self, request, name)
             reply = decided[name]
-            is_here = reply.decision is Decision.HIT and size_bytes + end - start <= MAX_RANGES_BYTES // 2
-            kinds.append(Kind.HIT if is_here else Kind[reply.decision.name.replace("HIT", "FULL")])
-            if is_here:
+            kind = Kind[reply.decision.name]
+            if kind is Kind.HIT and size_bytes + end - start > MAX_RANGES_BYTES // 2:
+                kind = Kind.FULL  # the client reads it from the store
+            if kind is Kind.HIT:
                 assert isinstance(reply.place, int)  # noqa: S101 - peek() finds no others
                 ranges.append(memory[reply.place + start : reply.place + end])
                 size_bytes += end - start
+            kinds.append(kind)
         self.send(Frame(Kind.RANGES, request, "", len(kinds) + size_bytes), b"".join([kinds, *ranges]))
 
 

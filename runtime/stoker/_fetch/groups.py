@@ -232,7 +232,8 @@ class HeadMemory:
         data = into[: int(manifest.rows.head_bytes[row])]
         range_of_head = ObjectRange(ref, 0, len(data), 0)
         if await mapped.copy([range_of_head], data, lambda _: verify_head(manifest, row, data), loads=False):
-            head = replace(ref, key=f"{ref.key}#head", size_bytes=len(data), crc32c=int(manifest.rows.head_crc32c[row]))
+            checksum = int(manifest.rows.head_crc32c[row])
+            head = replace(ref, key=f"{ref.key}#head", size_bytes=len(data), crc32c=checksum, sha256_128=None)
             await mapped.fetch_once(head, data, lambda: fetch_head(fetcher, manifest, row, into, urgent=True))
         return open_head(manifest, row, data)
 
