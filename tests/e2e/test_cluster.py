@@ -215,7 +215,7 @@ def test_a_process_that_cannot_start_is_a_warning_and_the_bucket_is_read(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    training = train(f"disk:{file}?limit=1GB", epochs=1)
+    training = train(f"disk:{file}?limit=1GB", epochs=1, patience_seconds=60)  # a start may take some seconds
     reports = training.reports()
     assert all("File exists" in report["warnings"] or "Not a directory" in report["warnings"] for report in reports)
     assert share_read(bucket) >= 1.0

@@ -410,8 +410,6 @@ class ClusterRun:
 
 def play(seed: int, faults: int | None = None) -> ClusterRun:
     """Play a schedule, check it, and return it."""
-    logging.getLogger("stoker.cluster").setLevel(logging.ERROR)
-    logging.getLogger("stoker.virtual").setLevel(logging.ERROR)
     run = ClusterRun(seed, faults)
     run_virtual(run.play())
     if run.holds_all and run.twins == 1:  # twins may have got an object at their machine that its owner lacked
