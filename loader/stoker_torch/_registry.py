@@ -208,6 +208,9 @@ class MeetingAddress:
         connection = await open_tcp(self._address, self._secret, tls=self._tls)
         try:
             text = json.dumps({"job": self.job, "members": [member.encode()]}).encode()
-            return [Member.decode(each) for each in json.loads(await connection.send_and_receive(Kind.JOIN, text))]
+            known = json.loads(await connection.send_and_receive(Kind.JOIN, text))
+            if not isinstance(known, list):
+                raise ValueError(f"{known!r:.80} does not describe the members")
+            return [Member.decode(each) for each in known]
         finally:
             await connection.close()

@@ -125,7 +125,7 @@ class Node:
         self._limit_bytes, self._label, self._listen = limit_bytes, label, listen
         self._listening: dict[str, asyncio.Task[Listener]] = {}
         self._ports: dict[str, int] = {}
-        self._asked_seconds: dict[str, float] = {}  # job → when a client was asked to look for its members
+        self._asked: dict[str, tuple[float, NodeConnection]] = {}  # job → when which client was to look for members
 
     def add_client(self, client: NodeConnection) -> None:
         """Add a client."""
@@ -138,6 +138,7 @@ class Node:
             return
         self.clients.discard(client)
         self.answer(self.catalog.forget(client))
+        self._asked = {job: asked for job, asked in self._asked.items() if asked[1] is not client}
         if not self.clients:
             self.idle_since = asyncio.get_running_loop().time()
 
@@ -150,7 +151,7 @@ class Node:
             else:
                 task.cancel()
         self.jobs.clear()
-        self._asked_seconds.clear()
+        self._asked.clear()
 
     async def listen(self, name: str, addresses: Iterable[Address], secret: ClusterSecret, *, tls: bool) -> Job:
         """Accept clients of a job's other machines, at the first of the addresses that this machine has.
@@ -189,12 +190,13 @@ class Node:
         self._ports[key] = listener.address.port
         return listener
 
-    def is_outdated(self, name: str, max_seconds: float) -> bool:
-        """Return whether no client was asked to look for a job's members for a time, and record that one is."""
+    def is_outdated(self, name: str, max_seconds: float, client: NodeConnection) -> bool:
+        """Return whether no present client was asked to look for a job's members for a time; then this one is asked."""
         now = asyncio.get_running_loop().time()
-        if now - self._asked_seconds.get(name, -math.inf) < (max_seconds if name in self.jobs else _LOOK_SECONDS):
+        asked_seconds, _ = self._asked.get(name, (-math.inf, client))
+        if now - asked_seconds < (max_seconds if name in self.jobs else _LOOK_SECONDS):
             return False
-        self._asked_seconds[name] = now
+        self._asked[name] = now, client
         return True
 
     def answer(self, replies: Iterable[Reply | None]) -> None:
@@ -364,7 +366,7 @@ class NodeConnection(FrameProtocol):
                 addresses = [Address.parse(each) for each in asked["addresses"]]
                 secret = ClusterSecret.parse(asked["secret"])
                 job = await self._node.listen(name, addresses, secret, tls=asked["tls"])
-            elif self._node.is_outdated(name, asked["max_seconds"]):
+            elif self._node.is_outdated(name, asked["max_seconds"], self):
                 answer["look"] = True
         except StokerError as error:
             answer["problem"] = str(error)

@@ -259,6 +259,21 @@ async def listening_at(machine: Machine) -> Address:
     return Member.decode(answer["own"]).address
 
 
+def test_another_loader_looks_for_the_others_once_that_which_was_to_look_has_left() -> None:
+    async def work(machines: list[Machine]) -> None:
+        spec, text = ClusterSpec.parse(TEXT), json.dumps({"job": "test"}).encode()
+        first, second = [await machines[0].open_node(spec, TEXT) for _ in range(2)]
+        assert json.loads(await first.send_and_receive(Kind.LISTEN, text)) == {"look": True}
+        assert json.loads(await second.send_and_receive(Kind.LISTEN, text)) == {}
+        await first.close()
+        while len(machines[0].node.clients) > 1:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert json.loads(await second.send_and_receive(Kind.LISTEN, text)) == {"look": True}
+        await second.close()
+
+    check(work)
+
+
 def test_who_does_not_have_the_secret_gets_nothing() -> None:
     async def work(machines: list[Machine]) -> None:
         address = await listening_at(machines[0])

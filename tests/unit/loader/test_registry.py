@@ -83,6 +83,28 @@ def test_a_process_listens_where_others_are_reached_and_nowhere_else() -> None:
     assert meeting.addresses() == [Address("127.0.0.1", 7400), Address("127.0.0.2", 0)]
 
 
+@pytest.mark.parametrize("answer", [b"1", b'{"a": 1}', b"[1]", b"null", b"not JSON"])
+def test_an_answer_that_does_not_describe_members_is_told_as_such(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answering:
+        """A connection to the process that listens at the meeting address."""
+
+        async def send_and_receive(self, *_: object) -> bytes:
+            return answer
+
+        async def close(self) -> None:
+            pass
+
+    async def open_tcp(*_: object, **__: object) -> Answering:
+        return Answering()
+
+    monkeypatch.setattr(_registry, "open_tcp", open_tcp)
+    meeting = MeetingAddress(Address("127.0.0.1", 7400), SPEC, ClusterSecret.parse(SECRET))
+    with pytest.raises(ValueError, match=r"does not describe|Expecting value"):
+        asyncio.run(meeting.join(member(1)))
+
+
 def test_a_machine_whose_name_has_a_loopback_address_listens_at_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
