@@ -35,7 +35,6 @@ from stoker._fetch.gather import BatchArrays
 from stoker._fetch.materialized_pipeline import MaterializedPipeline
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.manifest import Manifest
-from stoker._format.versions import read_manifest
 from stoker._order.random_words import SampleContext
 from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, with_meter
@@ -49,6 +48,7 @@ from stoker_torch._options import Budget
 from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._ranks import has_twins
 from stoker_torch._readahead import Readahead
+from stoker_torch._shared_manifest import bucket_url, read_manifest_once
 from stoker_torch._staging import StagedIteration, Staging, Transform
 from stoker_torch._statistics import LoaderPlan, LoopStatistics
 from stoker_torch._tensors import map_tensors, pin_batch, to_tensors
@@ -81,6 +81,7 @@ class LoaderResources:
         active_pipeline: batch pipeline in use, None before there is one.
         tiers: tiers that are read before the bucket, for one pipeline after the other; None before there is one.
         readahead: readahead that gathers from the pipeline, for an iteration that may be garbage, or None.
+        bucket_url: URL of the data set in a bucket; empty if it is elsewhere.
         manifest_hedges: number of second requests for manifests that were late.
     """
 
@@ -108,6 +109,7 @@ class LoaderResources:
         default_factory=TierSet
     )  # tiers that this object closes: all but one that the caller made
     _closing: threading.RLock = field(default_factory=threading.RLock)
+    bucket_url: str = ""
     manifest_hedges: int = 0
     _gather_thread: ThreadPool | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
@@ -117,7 +119,8 @@ class LoaderResources:
     def open(cls, location: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
         """Open the data set at a path or URL, or in a store."""
         store = with_meter(open_reader(location, options=config.options), egress=Budget.of(config.budget).egress)
-        return cls(config=config, store=store, thread=LoopThread("stoker-loader", on_close=store.close))
+        thread = LoopThread("stoker-loader", on_close=store.close)
+        return cls(config=config, store=store, thread=thread, bucket_url=bucket_url(location))
 
     @property
     def pipeline(self) -> BatchPipeline:
@@ -125,15 +128,21 @@ class LoaderResources:
         assert self.active_pipeline is not None  # noqa: S101 - its owner creates it before it is used
         return self.active_pipeline
 
-    def read_manifest(self, version: int | None) -> Manifest:
+    def read_manifest(self, version: int | None, processes: int) -> Manifest:
         """Return a version of the manifest, or the newest one for None.
+
+        Args:
+            version: version number.
+            processes: number of processes of the job that read.
 
         Raises:
             NotFoundError: there is no data set, or no such version.
         """
         reader = RetryingReader(self.store)
         try:
-            return self.thread.run(read_manifest(reader, version))
+            return self.thread.run(
+                read_manifest_once(reader, version, url=self.bucket_url, config=self.config, processes=processes)
+            )
         finally:
             self.manifest_hedges += reader.hedges
 

@@ -202,7 +202,9 @@ class Loader(Closeable):
             if resources.staging is not None and self._recorder.wants_copies:
                 resources.staging.on_copy = self._recorder.add_copy
             lanes = self.world_size if config.lanes is None else config.lanes
-            resources.active_pipeline = self._create_pipeline(resources.read_manifest(config.version), lanes)
+            resources.active_pipeline = self._create_pipeline(
+                resources.read_manifest(config.version, self._processes), lanes
+            )
             plan = self.plan
             plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
@@ -399,7 +401,7 @@ class Loader(Closeable):
         loaded.check(current, self.config)
         manifest, feed = self.manifest, self._resources.pipeline
         if loaded.version != manifest.version:
-            manifest = self._resources.read_manifest(loaded.version)
+            manifest = self._resources.read_manifest(loaded.version, self._processes)
             self._resources.register_finalizer(self._cursor)
         if (loaded.version, loaded.lanes) != (current.version, current.lanes):
             feed = self._create_pipeline(manifest, loaded.lanes)

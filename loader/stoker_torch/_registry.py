@@ -103,7 +103,7 @@ class TorchStore:
         self, address: Address, key: str, machines: int, secret: ClusterSecret | None = None, listen: str = ""
     ) -> None:
         self._address, self._prefix, self.machines, self._secret = address, f"stoker/cluster/{key}", machines, secret
-        self.job, self._listen = f"torch {address}", listen
+        self.job, self._listen, self._given = f"torch {address}", listen, secret
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
@@ -133,6 +133,29 @@ class TorchStore:
             return members
 
         return await self._ask(work)
+
+    # Values that all machines see: stoker._cluster.shared_reads.SharedValues.
+
+    @property
+    def key(self) -> bytes:
+        """What those who may write values have: the secret, if one was given."""
+        return b"" if self._given is None else self._given.reveal().encode()
+
+    async def get(self, key: str) -> bytes:
+        """Return a value; empty if there is none."""
+        name = f"{self._prefix}/values/{key}"
+        return await self._ask(lambda store: bytes(store.get(name)) if store.check([name]) else b"")
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Set a value."""
+        await self._ask(lambda store: store.set(f"{self._prefix}/values/{key}", value))
+
+    async def replace(self, key: str, before: bytes, value: bytes) -> bool:
+        """Set a value, a text, if it was ``before``, empty for none; return whether it was."""
+        name, texts = f"{self._prefix}/values/{key}", (before.decode(), value.decode())
+        return bytes(await self._ask(lambda store: store.compare_set(name, *texts))) == value
+
+    # What both need.
 
     async def _ask(self, work: Callable[[Any], T]) -> T:
         """Use the store in a thread, since another operation may block it."""

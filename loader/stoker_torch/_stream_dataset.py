@@ -186,7 +186,7 @@ class StreamDataset(IterableDataset[Any]):
         resources = LoaderResources.open(self.config.url, self.config)
         try:
             if self._manifest is None:
-                self._manifest = resources.read_manifest(self._version)
+                self._manifest = resources.read_manifest(self._version, self.world_size)
                 self._version = self._manifest.version
             feed_config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
             feed_config = replace(feed_config, chunks=self.batch_size is None)

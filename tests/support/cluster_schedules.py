@@ -154,7 +154,7 @@ class _Registry:
     job = "virtual"
 
     def __init__(self, run: ClusterRun, machine: int) -> None:
-        self.run, self.number, self.machines = run, machine, MACHINES if run.knows_machines else 0
+        self.run, self.number, self.machines = run, machine, len(run.machines) if run.knows_machines else 0
 
     async def secret(self) -> ClusterSecret:
         await self._ask()
@@ -253,26 +253,30 @@ class Rank:
 
 
 class ClusterRun:
-    """A training of 4 machines with 8 ranks each, over 5 epochs, and three more after the last fault.
+    """A training of machines with 8 ranks each, over 5 epochs, and three more after the last fault.
 
     Args:
         seed: seed of the faults, and of everything else.
         faults: number of faults; default drawn, 0 for none.
+        machines: number of machines.
+        objects: number of objects.
 
     Attributes:
         counts: fault → how often it happened, and what was read from the bucket.
     """
 
-    def __init__(self, seed: int, faults: int | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: int | None = None, *, machines: int = MACHINES, objects: int = OBJECTS
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.faults = rng.randrange(1, 9) if faults is None else faults
-        sizes = [rng.randrange(1, 3000) for _ in range(OBJECTS)]
+        sizes = [rng.randrange(1, 3000) for _ in range(objects)]
         self.objects = {f"data/{number}": rng.randbytes(size) for number, size in enumerate(sizes)}
         self.refs = pin(self.objects)
         self.store = FaultyStore(self.objects, profile=StoreProfile(tail_sigma=0.0), seed=seed)
         self.twins = rng.choice([1, 1, 1, 2, 8])
-        places = rng.choice([OBJECTS, OBJECTS, OBJECTS // MACHINES // 2])
-        self.holds_all = places == OBJECTS
+        places = rng.choice([objects, objects, objects // machines // 2])
+        self.holds_all = places == objects
         self.setting = f"memory:?limit={places * 4096}B"
         self.is_mapped, self.hedges = rng.random() < 0.8, rng.random() < 0.8
         self.knows_machines = rng.random() < 0.7
@@ -286,16 +290,16 @@ class ClusterRun:
         self.between: list[tuple[frozenset[int], Link]] = []
         self.is_registry_lost = False
         self.liar: Machine | None = None
-        self.machines = [Machine(self, number) for number in range(MACHINES)]
-        self.ranks = [Rank(self, number, number // self.twins) for number in range(MACHINES * LOCAL_RANKS)]
-        self.late_seconds = [0.0] * MACHINES
+        self.machines = [Machine(self, number) for number in range(machines)]
+        self.ranks = [Rank(self, number, number // self.twins) for number in range(machines * LOCAL_RANKS)]
+        self.late_seconds = [0.0] * machines
         self.training: list[asyncio.Task[None]] = []
         self.longest_seconds = 0.0
         self.counts: Counter[str] = Counter()
 
     def share(self, epoch: int, group: int) -> list[ObjectRef]:
         """Return what a group of ranks reads in an epoch, in its order."""
-        order = random.Random(epoch).sample(self.refs, OBJECTS)
+        order = random.Random(epoch).sample(self.refs, len(self.refs))
         return order[group :: len(self.ranks) // self.twins]
 
     def lie(self, data: bytes) -> bytes:
@@ -311,7 +315,7 @@ class ClusterRun:
         causes = [rng.choice(FAULTS) for _ in range(self.faults)]
         self.counts["late"] = int("late" in causes)
         self.late_seconds = [rng.choice([0.0, 0.3, 5.0]) if "late" in causes else 0.0 for _ in self.machines]
-        duration_seconds = EPOCHS * OBJECTS * self.twins / len(self.ranks) * (self.step_seconds + 0.05)
+        duration_seconds = EPOCHS * len(self.refs) * self.twins / len(self.ranks) * (self.step_seconds + 0.05)
         self._start(range(EPOCHS))
         events = [
             asyncio.create_task(self._cause(fault, rng.random() * duration_seconds))
@@ -361,7 +365,7 @@ class ClusterRun:
                 if not machine.is_frozen:
                     await machine.freeze(lasting_seconds)
             case "split":
-                await self._split(frozenset(rng.sample(range(MACHINES), 2)), lasting_seconds)
+                await self._split(frozenset(rng.sample(range(len(self.machines)), 2)), lasting_seconds)
             case "lie":
                 await self._lie(machine, lasting_seconds)
             case "crash":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from stoker._base.machine import inspect_machine
+from stoker._base.machine import inspect_machine, process_seconds
 
 GB = 1 << 30
 
@@ -73,3 +76,11 @@ def test_this_machine_has_something() -> None:
     assert 0 < found.free_bytes <= found.memory_bytes
     assert found.cores > 0
     assert found.open_files == pytest.approx(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def test_a_process_has_run_since_its_start(tmp_path: Path) -> None:
+    code = "import time; from stoker._base.machine import process_seconds; time.sleep(0.2); print(process_seconds())"
+    begun = time.monotonic()
+    found = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert 0.2 <= found <= time.monotonic() - begun + 0.02  # the system counts in steps of 10 ms
+    assert 0.0 <= process_seconds(tmp_path) < process_seconds() + 0.02  # where the system does not tell

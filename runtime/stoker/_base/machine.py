@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker._base.threads import count_cores
 
+_START_TIME_FIELD = 19  # of those behind the name of the program in parentheses
+_IMPORTED_SECONDS = time.monotonic()
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
 
 
@@ -32,6 +35,20 @@ class Machine:
     cores: float
     open_files: int
     max_open_files: int
+
+
+def process_seconds(root: Path = Path("/")) -> float:
+    """Return for how long this process has run, or at least this module where the system does not tell.
+
+    Args:
+        root: folder that contains ``proc``.
+    """
+    try:
+        fields = (root / "proc/self/stat").read_text("ascii").rpartition(")")[2].split()
+        begun_seconds = int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - begun_seconds
+    except (OSError, ValueError, AttributeError):
+        return time.monotonic() - _IMPORTED_SECONDS
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import count
 
@@ -50,6 +51,7 @@ class Connection(FrameProtocol):
         self._unanswered: dict[int, float] = {}
         self._leases: set[str] = set()
         self._copies: dict[str, tuple[int, bytes]] = {}  # with the request for a lease
+        self._answered = asyncio.Event()  # one of these requests, or all of them
         self._places: dict[str, int] = {}  # objects that were found: each keeps its place
         self._refused: set[str] = set()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -233,6 +235,7 @@ class Connection(FrameProtocol):
         number, copy = self._copies.get(frame.name, (None, b""))
         if number == frame.request:
             del self._copies[frame.name]
+            self._answered.set()
         if frame.kind is Kind.LEASE:
             if number == frame.request:
                 self.send(Frame(Kind.GIVE, 0, frame.name), copy)
@@ -285,6 +288,11 @@ class Connection(FrameProtocol):
 
     async def close(self) -> None:
         """End the connection, once what was given has arrived."""
+        with suppress(TimeoutError):
+            while self._copies:
+                self._answered.clear()
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._answered.wait()
         if self.transport is not None and not self.is_lost:
             self.end()
             before_bytes, unsent_bytes = math.inf, self.unsent_bytes
@@ -297,6 +305,7 @@ class Connection(FrameProtocol):
         super().connection_lost(exc)
         self.is_lost = True
         self._copies.clear()
+        self._answered.set()
         self._leases.clear()
         self._ended.set_result(None)
         requests, self._requests = self._requests, {}

@@ -40,7 +40,14 @@ _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredManifest:
+class StoredManifest:
+    """A manifest, and its object's bytes.
+
+    Attributes:
+        manifest: the manifest.
+        data: the bytes.
+    """
+
     manifest: Manifest
     data: bytes | bytearray
 
@@ -60,11 +67,16 @@ async def read_manifest(store: Readable, version: int | None = None) -> Manifest
         FormatError: the object is not a manifest.
         ChecksumError: the manifest is damaged.
     """
+    return (await read_stored_manifest(store, version)).manifest
+
+
+async def read_stored_manifest(store: Readable, version: int | None = None) -> StoredManifest:
+    """Read a version of a data set's manifest as :func:`read_manifest` does; return its bytes, too."""
     reader = store if isinstance(store, RetryingReader) else RetryingReader(store)
     if version is None:
-        return (await _read_newest(reader)).manifest
+        return await _read_newest(reader)
     try:
-        return (await _read_version(reader, version)).manifest
+        return await _read_version(reader, version)
     except NotFoundError:
         newest = (await _read_newest(reader)).manifest.version
         raise NotFoundError(f"the data set at {store.url} has no version {version}; its newest is {newest}") from None
@@ -172,7 +184,7 @@ def _version_of(data: bytes) -> int:
         return 0
 
 
-async def _read_newest(reader: RetryingReader[Readable]) -> _StoredManifest:
+async def _read_newest(reader: RetryingReader[Readable]) -> StoredManifest:
     """Read the pointer or, if it is missing after a crash, the newest listed version."""
     try:
         return await _read_twice(reader, POINTER_KEY)
@@ -190,12 +202,12 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _StoredManifest:
     return newest
 
 
-async def _list_newest(reader: RetryingReader[Readable]) -> _StoredManifest | None:
+async def _list_newest(reader: RetryingReader[Readable]) -> StoredManifest | None:
     versions = await list_versions(reader)
     return await _read_version(reader, versions[-1]) if versions else None
 
 
-async def _find_newest(reader: RetryingReader[Readable]) -> _StoredManifest | None:
+async def _find_newest(reader: RetryingReader[Readable]) -> StoredManifest | None:
     """Return the newest complete version: the pointer's, or the last that follows it without a gap."""
     try:
         newest = await _read_twice(reader, POINTER_KEY)
@@ -208,25 +220,25 @@ async def _find_newest(reader: RetryingReader[Readable]) -> _StoredManifest | No
             return newest
 
 
-async def _read_version(reader: RetryingReader[Readable], version: int) -> _StoredManifest:
+async def _read_version(reader: RetryingReader[Readable], version: int) -> StoredManifest:
     manifest = await _read_twice(reader, version_key(version))
     if manifest.manifest.version != version:
         raise FormatError(f"{reader.url}/{version_key(version)} says that it is version {manifest.manifest.version}")
     return manifest
 
 
-async def _read_twice(reader: RetryingReader[Readable], key: str) -> _StoredManifest:
+async def _read_twice(reader: RetryingReader[Readable], key: str) -> StoredManifest:
     try:
         return await _read_once(reader, key)
     except (ChecksumError, FormatError, ObjectChangedError):  # damaged in transit, or replaced between two ranges
         return await _read_once(reader, key)
 
 
-async def _read_once(reader: RetryingReader[Readable], key: str) -> _StoredManifest:
+async def _read_once(reader: RetryingReader[Readable], key: str) -> StoredManifest:
     data = await _fetch(reader, key)
     remedy = f"restore it from the super-samples with: stoker rebuild-manifest {reader.url}"
     try:
-        return _StoredManifest(Manifest.from_bytes(data), data)
+        return StoredManifest(Manifest.from_bytes(data), data)
     except ChecksumError as error:
         raise ChecksumError(f"{reader.url}/{key} is damaged: {error}; {remedy}") from None
     except FormatError as error:

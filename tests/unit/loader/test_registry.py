@@ -18,6 +18,7 @@ from torch import distributed
 
 from stoker._cluster.members import Member
 from stoker._cluster.secret import ClusterSecret
+from stoker._cluster.shared_reads import MAX_VALUE_BYTES
 from stoker._cluster.spec import ClusterSpec
 from stoker._shared.address import Address
 from stoker.errors import ConfigError, ConnectionLostError
@@ -164,10 +165,30 @@ def test_members_meet_in_torch_s_store(store: Any) -> None:
     asyncio.run(check())
 
 
+def test_values_are_seen_by_all_and_one_of_them_replaces_another_once(store: Any) -> None:
+    async def check() -> None:
+        first, second = (TorchStore(Address("127.0.0.1", store.port), "key", 2) for _ in range(2))
+        other = TorchStore(Address("127.0.0.1", store.port), "other", 2)
+        large = os.urandom(MAX_VALUE_BYTES)
+        await first.set("a", large)
+        assert [await each.get("a") for each in (first, second, other)] == [large, large, b""]
+        assert await first.replace("b", b"", b"1")
+        assert not await second.replace("b", b"", b"2")
+        assert not await second.replace("c", b"1", b"2")
+        assert await second.replace("b", b"1", b"2")
+        assert await second.replace("b", b"2", b"")
+        assert await first.replace("b", b"", b"3")
+        assert await first.get("b") == b"3"
+
+    asyncio.run(check())
+
+
 def test_a_given_secret_is_not_asked_for() -> None:
     given = ClusterSecret.generate()
     registry = TorchStore(Address("127.0.0.1", 1), "key", 2, given)
     assert asyncio.run(registry.secret()) is given
+    assert registry.key == given.reveal().encode()
+    assert TorchStore(Address("127.0.0.1", 1), "key", 2).key == b""
 
 
 def test_a_store_out_of_reach_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
