@@ -127,7 +127,7 @@ class MappedRun(Run):
 
     def create_mapped(self) -> MappedObjects:
         counters = self.fetcher._counters
-        self.mapped = MappedObjects(self.memory, MANIFEST, self.fetcher, counters, loads=self.loads)
+        self.mapped = MappedObjects(self.memory, MANIFEST.largest_bytes, self.fetcher, counters, loads=self.loads)
         return self.mapped
 
     def create_reader(self, limits: ReadLimits) -> Any:

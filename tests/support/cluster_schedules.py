@@ -13,23 +13,26 @@ from collections import Counter
 from itertools import count
 
 from stoker import FetchConfig
+from stoker._cache.index import ObjectRange
 from stoker._cluster.client import ClusterTier
 from stoker._cluster.connection import Connection
 from stoker._cluster.frames import Frame, Kind
 from stoker._cluster.members import Member
+from stoker._cluster.peers import SETTLE_SECONDS
 from stoker._cluster.secret import ClusterSecret
 from stoker._cluster.serving import Listener, Node, NodeConnection
 from stoker._cluster.spec import ClusterSpec
 from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.mapped_objects import MappedObjects
 from stoker._memory.ring import Ring
 from stoker._shared.address import Address
 from stoker.abc import ObjectRef
-from stoker.errors import ConnectionLostError
+from stoker.errors import ChecksumError, ConnectionLostError
 from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, StoreProfile, pin
 from support.warm_wires import Link, LinkConfig
 
-__all__ = ["FAULTS", "ClusterRun", "play"]
+__all__ = ["FAULTS", "RANGES", "ClusterRun", "play"]
 
 FAULTS = ("kill", "freeze", "split", "lie", "crash", "late", "restart", "registry")
 MACHINES, LOCAL_RANKS, EPOCHS, OBJECTS = 4, 8, 5, 64
@@ -40,6 +43,8 @@ _SLOT_BYTES = 4096
 _SILENT_SECONDS = 20.0
 _OWN_SECONDS = 0.03
 """Time that the bucket takes."""
+RANGES = 4
+"""Ranges that a rank reads at a time, and ranks that need ranges of an object."""
 
 
 class PlainArena:
@@ -177,7 +182,7 @@ class _Registry:
 
 
 class Rank:
-    """One rank, which reads its part of each epoch, a few objects ahead.
+    """One rank, which reads its part of each epoch: objects, a few of them ahead, or ranges of many at a time.
 
     Args:
         run: the run.
@@ -193,7 +198,7 @@ class Rank:
 
     async def train(self, epochs: range) -> None:
         """Read epochs from where it was, and end with no connection left."""
-        run = self.run
+        run, self.has_settled = self.run, False
         tier = ClusterTier(
             run.setting,
             is_shared=run.twins > 1,
@@ -210,20 +215,54 @@ class Rank:
             tiers=[tier],
             log=logging.getLogger("stoker.virtual"),
         )
+        mapped = MappedObjects(tier, run.largest_bytes, fetcher, fetcher._counters)
         try:
             for epoch in epochs:
-                await self._read_epoch(fetcher, ring, epoch)
+                if self.position[0] <= epoch and run.reads_ranges:
+                    await self._read_ranges_of_epoch(mapped, epoch)
+                elif self.position[0] <= epoch:
+                    await self._read_epoch(fetcher, ring, epoch)
         finally:
             await tier.close()
 
+    def _places(self, epoch: int) -> range:
+        """Return the places of its share of an epoch that it has not had yet."""
+        first = self.position[1] if self.position[0] == epoch else 0
+        return range(first, len(self.run.share(epoch, self.group)))
+
+    def _deliver(self, epoch: int, place: int) -> None:
+        self.delivered[epoch, place] += 1
+        self.position = (epoch, place + 1) if place + 1 < self._places(epoch).stop else (epoch + 1, 0)
+
+    async def _read_ranges_of_epoch(self, mapped: MappedObjects, epoch: int) -> None:
+        """Read some ranges of many objects at each step, and from the bucket what is nowhere else."""
+        loop, own = asyncio.get_running_loop(), self.run.share(epoch, self.group)
+        for first in self._places(epoch)[::RANGES]:
+            places = range(first, min(first + RANGES, len(own)))
+            ranges, into = _ranges_of([own[place] for place in places], epoch)
+
+            def verify(number: int, ranges: list[ObjectRange] = ranges, into: memoryview = into) -> None:
+                ref, start, end, offset = ranges[number]
+                if into[offset : offset + end - start] != self.run.objects[ref.key][start:end]:
+                    raise ChecksumError(f"wrong bytes of {ref.key}")
+
+            begun = loop.time()
+            for number in await mapped.copy(ranges, into, verify):
+                ref, start, end, offset = ranges[number]
+                await self.run.store.get_range(ref.key, start, end, into=into[offset : offset + end - start])
+            self.run.check_time(loop.time() - begun, len(ranges), settles=not self.has_settled)
+            self.has_settled = True
+            for number in range(len(ranges)):
+                verify(number)
+            await asyncio.sleep(self.run.step_seconds)
+            for place in places:
+                self._deliver(epoch, place)
+
     async def _read_epoch(self, fetcher: Fetcher, ring: Ring, epoch: int) -> None:
         own = self.run.share(epoch, self.group)
-        first = self.position[1] if self.position[0] == epoch else 0
-        if self.position[0] > epoch:
-            return
         ahead: dict[int, asyncio.Task[int]] = {}
         try:
-            for place in range(first, len(own)):
+            for place in self._places(epoch):
                 for near in range(place, min(place + 3, len(own))):
                     if near not in ahead:
                         ahead[near] = asyncio.create_task(self._fetch(fetcher, own[near]))
@@ -234,9 +273,7 @@ class Rank:
                 assert ring.view(slot, ref.size_bytes) == self.run.objects[ref.key], "a slot in use was written to"
                 ring.release(slot)
                 del ahead[place]
-                self.delivered[epoch, place] += 1
-                self.position = epoch, place + 1
-            self.position = epoch + 1, 0
+                self._deliver(epoch, place)
         finally:
             for task in ahead.values():
                 task.cancel()
@@ -246,10 +283,20 @@ class Rank:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         slot = await fetcher.fetch(ref)
-        taken = loop.time() - begun
-        self.run.longest_seconds = max(self.run.longest_seconds, taken)
-        assert taken <= STALL_SECONDS + _OWN_SECONDS + _SLACK_SECONDS, f"a fetch took {taken:.2f} s"
+        self.run.check_time(loop.time() - begun, 1)
         return slot
+
+
+def _ranges_of(refs: list[ObjectRef], epoch: int) -> tuple[list[ObjectRange], memoryview]:
+    """Return a part of each object, another one in each epoch, and memory for all of them."""
+    ranges: list[ObjectRange] = []
+    size_bytes = 0
+    for ref in refs:
+        start = random.Random(f"{ref.key} {epoch}").randrange(ref.size_bytes)
+        end = min(ref.size_bytes, start + 100)
+        ranges.append(ObjectRange(ref, start, end, size_bytes))
+        size_bytes += end - start
+    return ranges, memoryview(bytearray(size_bytes))
 
 
 class ClusterRun:
@@ -280,6 +327,8 @@ class ClusterRun:
         self.setting = f"memory:?limit={places * 4096}B"
         self.is_mapped, self.hedges = rng.random() < 0.8, rng.random() < 0.8
         self.knows_machines = rng.random() < 0.7
+        self.reads_ranges = seed % 3 == 2
+        self.largest_bytes = max(sizes)
         self.latency_seconds = rng.choice([0.0002, 0.002, 0.02])
         self.step_seconds = rng.choice([0.01, 0.1, 1.0])
         self.secret = ClusterSecret(bytes(32))
@@ -299,8 +348,15 @@ class ClusterRun:
 
     def share(self, epoch: int, group: int) -> list[ObjectRef]:
         """Return what a group of ranks reads in an epoch, in its order."""
-        order = random.Random(epoch).sample(self.refs, len(self.refs))
+        refs = self.refs * (RANGES if self.reads_ranges else 1)  # ranks need parts of the same objects
+        order = random.Random(epoch).sample(refs, len(refs))
         return order[group :: len(self.ranks) // self.twins]
+
+    def check_time(self, seconds: float, ranges: int, *, settles: bool = False) -> None:
+        """Check that a read took no longer than the bucket does, and a second; one more while machines meet."""
+        self.longest_seconds = max(self.longest_seconds, seconds)
+        limit_seconds = STALL_SECONDS + SETTLE_SECONDS * settles + _OWN_SECONDS * ranges + _SLACK_SECONDS
+        assert seconds <= limit_seconds, f"a read took {seconds:.2f} s"
 
     def lie(self, data: bytes) -> bytes:
         """Change a byte of some of what a process sends."""

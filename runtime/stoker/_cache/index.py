@@ -319,7 +319,7 @@ class Found(NamedTuple):
     Attributes:
         memory: The object's bytes, for reading; None if it is not there.
         has_room: Whether the tier would keep an object that is not there.
-        is_remote: Whether another machine has the place of the object, so that only copies of its ranges can be had.
+        is_remote: Whether only copies of its ranges can be had: its place is on another machine, or cannot be mapped.
     """
 
     memory: memoryview | None
@@ -348,7 +348,7 @@ class ObjectRange(NamedTuple):
 
 
 class Presence(enum.Enum):
-    """Whether a part of an object that another machine has the place of was copied."""
+    """Whether a part of an object that is not mapped was copied."""
 
     COPIED = enum.auto()
     LACKING = enum.auto()
@@ -370,7 +370,7 @@ class MappedTier(Tier, Protocol):
         ...
 
     async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
-        """Copy parts of objects that other machines have the places of; return for each one whether it was copied.
+        """Copy parts of objects that are not mapped; return for each one whether it was copied.
 
         When the call ends in any way, nothing writes to ``into`` any more.
         """

@@ -186,26 +186,27 @@ class ClusterTier:
         owner = link.owner(name)
         if ref.size_bytes > self._limit_bytes(owner):
             return NOT_FOUND
-        if owner is not None:
+        if owner is not None or (connection is not None and not connection.is_mapped):
             return Found(None, is_remote=True)
         return NOT_FOUND if connection is None else await connection.find(name)
 
     async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
-        """Copy parts of objects of other machines, each of which gets one request, or several for many bytes.
+        """Copy parts of objects that are not mapped: each process gets one request, or several for many bytes.
 
         When the call ends in any way, nothing writes to ``into`` any more.
         """
         link = self._links.get()
         found = [Presence.UNAVAILABLE] * len(ranges)
         owners: dict[str, Member | None] = {}
-        asked: dict[str, tuple[Member, list[int]]] = {}
+        asked: dict[str, tuple[Member | None, list[int]]] = {}
         for number, (ref, start, end, _) in enumerate(ranges):
             if ref.key not in owners:
                 owners[ref.key] = link.owner(name_of(ref))
-            if (owner := owners[ref.key]) is not None and end - start <= _MAX_RANGE_BYTES:
-                asked.setdefault(owner.label, (owner, []))[1].append(number)
+            if end - start <= _MAX_RANGE_BYTES:
+                owner = owners[ref.key]
+                asked.setdefault("" if owner is None else owner.label, (owner, []))[1].append(number)
 
-        async def read(owner: Member, numbers: Sequence[int]) -> None:
+        async def read(owner: Member | None, numbers: Sequence[int]) -> None:
             connection = await link.connection_to(owner, PEEK_SECONDS)
             for part in split_ranges(numbers, ranges):
                 if connection is None or not connection.is_responsive():

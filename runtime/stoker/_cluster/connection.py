@@ -110,6 +110,11 @@ class Connection(FrameProtocol):
         """Return whether this client is to fetch an object for all."""
         return name in self._leases
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the objects of the process are in memory of this one."""
+        return self._arena is not None
+
     async def find(self, name: str) -> Found:
         """Return an object's memory, or whether there is room for it; neither if it is not mapped, or in no answer."""
         if self._arena is None or name in self._refused:

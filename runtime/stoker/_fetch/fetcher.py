@@ -80,6 +80,7 @@ class Fetcher:
             checksum: function for the checksum of a whole object; default CRC-32C, other for models of a bucket.
         """
         self.config = config or FetchConfig()
+        self.rng = rng
         self._store = store
         self._ring = ring
         self._checksum = checksum

@@ -8,7 +8,6 @@ fetched whole, given to the tier, and then found there by all processes, so that
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from stoker._base.breaker import FAILURE_THRESHOLD
@@ -26,6 +25,8 @@ from stoker.errors import ChecksumError, StoreError
 _FOUND_AT_ONCE = 16
 """Objects that are looked for at a time, or fetched if need be."""
 _COPIED_AT_ONCE_BYTES = 4 << 20
+_SLOW_SECONDS = 0.25
+"""Time that other machines take for ranges, after which what they lack is not waited for, too."""
 STAGED_OBJECTS = 2
 """Objects that a process fetches at a time, each by several requests."""
 
@@ -38,6 +39,7 @@ class _Copies:
         into: memory that they are copied to.
         verify: raises ChecksumError if the copied range with a number is wrong.
         count: called with the size of each range that was copied.
+        late_count: number of objects that were waited for in vain before.
 
     Attributes:
         numbers: key of an object → numbers of its ranges.
@@ -51,7 +53,9 @@ class _Copies:
         into: memoryview,
         verify: Callable[[int], None],
         count: Callable[[int], None],
+        late_count: int,
     ) -> None:
+        self.late_count = late_count
         self.ranges, self.into, self._verify, self._count = ranges, into, verify, count
         self.numbers: dict[str, list[int]] = {}
         for number, each in enumerate(ranges):
@@ -93,7 +97,7 @@ class MappedObjects:
 
     Args:
         tier: the tier.
-        manifest: index of the objects.
+        largest_bytes: size of the largest object, in bytes.
         fetcher: fetches whole objects, and offers them to the tier.
         counters: counters of hits, to update.
         loads: whether to fetch objects that are missing; default True.
@@ -102,19 +106,24 @@ class MappedObjects:
     def __init__(
         self,
         tier: MappedTier,
-        manifest: Manifest,
+        largest_bytes: int,
         fetcher: Fetcher,
         counters: FetchCounters,
         *,
         loads: bool = True,
     ) -> None:
         self._tier, self._fetcher, self._counters, self._loads = tier, fetcher, counters, loads
-        self._object_bytes = manifest.largest_bytes
+        self._object_bytes = largest_bytes
         self._limiter = Limiter(STAGED_OBJECTS)
         self._free: list[memoryview] = []
         self._loading: dict[str, asyncio.Event] = {}
         self._failed: set[str] = set()
         self._late_reads = 0  # of small objects, in a row
+
+    @property
+    def _late_count(self) -> int:
+        """Number of objects that others were waited for in vain."""
+        return self._counters.tier_late[self._tier.name]
 
     @staticmethod
     def size_bytes(manifest: Manifest) -> int:
@@ -137,7 +146,7 @@ class MappedObjects:
         Returns:
             The numbers of ranges that were not copied, ascending.
         """
-        copies = _Copies(ranges, into, verify, self._count)
+        copies = _Copies(ranges, into, verify, self._count, self._late_count)
         lacking = await self._copy_present(copies, copies.numbers)
 
         async def load(key: str) -> None:
@@ -148,7 +157,9 @@ class MappedObjects:
                 await self._load(copies, key)
 
         if loads and self._loads and lacking:
-            first = secrets.randbelow(len(lacking))  # else all loaders would wait for the same objects, one by one
+            first = self._fetcher.rng.randrange(
+                len(lacking)
+            )  # else all loaders would wait for the same objects, one by one
             await for_each(lacking[first:] + lacking[:first], load, concurrency=_FOUND_AT_ONCE)
         return sorted(copies.left)
 
@@ -218,11 +229,14 @@ class MappedObjects:
 
     async def _copy_remote(self, copies: _Copies, numbers: Sequence[int]) -> list[str]:
         """Copy ranges of other machines' objects; return the keys of those that these lack and have room for."""
+        loop = asyncio.get_running_loop()
+        begun_seconds = loop.time()
         found = await self._tier.read_ranges([copies.ranges[number] for number in numbers], copies.into)
+        is_slow = loop.time() - begun_seconds > _SLOW_SECONDS
         lacking: dict[str, None] = {}
         for number, presence in zip(numbers, found, strict=True):
             ref = copies.ranges[number].ref
-            if presence is Presence.LACKING:
+            if presence is Presence.LACKING and not is_slow:
                 lacking[ref.key] = None
             elif presence is Presence.COPIED:
                 try:
@@ -249,6 +263,8 @@ class MappedObjects:
         try:
             await self._limiter.acquire()
             try:
+                if self._late_count > copies.late_count:  # waits of a second are not added up
+                    return
                 memory = self._free.pop() if self._free else anonymous_memory(self._object_bytes)
                 try:
                     await self._fetcher.fetch_whole(ref, memory[: ref.size_bytes], urgent=True)

@@ -146,7 +146,7 @@ class OpenDataset:
         mapped, limits = None, ReadLimits.of(self.slots)
         if self._mapped_tier is not None:
             counters, loads = self.process.counters, self._loads_mapped
-            mapped = MappedObjects(self._mapped_tier, manifest, fetcher, counters, loads=loads)
+            mapped = MappedObjects(self._mapped_tier, manifest.largest_bytes, fetcher, counters, loads=loads)
         if isinstance(self.ring, UnitRing):
             return UnitReader(manifest, columns, fetcher, self.ring, limits, self._units, arrays, mapped)
         return SampleGroupReader(manifest, columns, fetcher, self.ring, limits, arrays, mapped)
