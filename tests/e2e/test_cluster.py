@@ -18,6 +18,7 @@ from stoker_torch import Loader
 from support.cluster import node_processes, own_runtime_folder, wait_until_gone
 from support.cluster_data import DATA_BYTES, SAMPLES, cluster_bucket, rank_environment
 from support.cluster_rank import URL
+from support.cluster_ranks import Ranks
 
 RANKS, EPOCHS = 3, 3
 CLUSTER = "memory:?limit=200MB&linger=60"
@@ -43,62 +44,44 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-class Training:
-    """The ranks of a training, each in a process of its own.
+@pytest.fixture(scope="module")
+def kept(packed: BucketProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, int], Ranks]]:
+    """Return ranks for the next training: those of the last one, if they are ready for another."""
+    all_ranks: dict[tuple[int, int], Ranks] = {}
 
-    Args:
-        cluster: setting of their loaders.
-        ranks: number of ranks.
-        settings: other settings.
-    """
+    def find(count: int, twins: int) -> Ranks:
+        found = all_ranks.get((count, twins))
+        if found is None or not found.are_ready:
+            if found is not None:
+                found.kill()
+            meeting = f"file://{tmp_path_factory.mktemp('meeting')}/meeting" if twins else ""
+            environments = [rank_environment(rank, count, count) for rank in range(count)]
+            found = all_ranks[count, twins] = Ranks(environments, meeting)
+        return found
 
-    def __init__(self, cluster: str, ranks: int = RANKS, **settings: Any) -> None:
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "support.cluster_rank", json.dumps({"cluster": cluster, **settings})],
-                env=rank_environment(rank, ranks, ranks),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-
-    def kill(self) -> None:
-        """End the ranks that still run."""
-        for rank in self.ranks:
-            with rank:
-                rank.kill()
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Wait for all ranks; return their reports, without those of ranks that were killed."""
-        outputs = [rank.communicate(timeout=120)[0] for rank in self.ranks]
-        codes = [rank.returncode for rank in self.ranks]
-        assert set(codes) <= {0, -signal.SIGKILL}, codes
-        return [json.loads(text.splitlines()[-1]) for text, code in zip(outputs, codes, strict=True) if not code]
-
-    def wait_for_epoch(self, number: int, rank: int) -> None:
-        """Wait until a rank has begun an epoch."""
-        stdout = self.ranks[rank].stdout
-        assert stdout is not None
-        while stdout.readline() != f"epoch {number}\n":
-            assert self.ranks[rank].poll() is None
+    yield find
+    for ranks in all_ranks.values():
+        ranks.kill()
 
 
-Train = Callable[..., Training]
+Train = Callable[..., Ranks]
 
 
 @pytest.fixture
-def train() -> Iterator[Train]:
-    """Start a training; what is left of it is killed at the end."""
-    begun: list[Training] = []
+def train(kept: Callable[[int, int], Ranks]) -> Iterator[Train]:
+    """Start a training; one that has not ended is killed at the end."""
+    begun: list[Ranks] = []
 
-    def start(cluster: str, **settings: Any) -> Training:
-        begun.append(Training(cluster, **settings))
-        return begun[-1]
+    def start(cluster: str, *, ranks: int = RANKS, twins: int = 0, **settings: Any) -> Ranks:
+        training = kept(ranks, twins)
+        training.begin(cluster=cluster, twins=twins, **settings)
+        begun.append(training)
+        return training
 
     yield start
     for training in begun:
-        training.kill()
+        if training.is_training:
+            training.kill()
 
 
 def assert_exactly_once(reports: Sequence[dict[str, Any]]) -> None:
@@ -130,11 +113,9 @@ def test_ranks_read_the_bucket_once(bucket: BucketProcess, train: Train, setting
 
 
 def test_worker_processes_of_one_data_parallel_index_get_the_same_batches_by_one_fetch(
-    bucket: BucketProcess, train: Train, tmp_path: Path
+    bucket: BucketProcess, train: Train
 ) -> None:
-    meeting = f"file://{tmp_path}/meeting"
-    together: dict[str, Any] = {"ranks": 4, "meeting": meeting, "meets": True, "twins": 2}
-    training = train(CLUSTER, patience_seconds=20, workers=1, epochs=2, **together)
+    training = train(CLUSTER, ranks=4, twins=2, meets=True, patience_seconds=20, workers=1, epochs=2)
     first, first_twin, second, second_twin = (report["epochs"] for report in training.reports())
     assert (first, second) == (first_twin, second_twin)
     for one, other in zip(first, second, strict=True):
@@ -143,10 +124,9 @@ def test_worker_processes_of_one_data_parallel_index_get_the_same_batches_by_one
 
 
 def test_ranks_of_one_data_parallel_index_read_once_what_their_machine_cannot_hold(
-    bucket: BucketProcess, train: Train, tmp_path: Path
+    bucket: BucketProcess, train: Train
 ) -> None:
-    cluster, meeting = "memory:?limit=20MB&linger=60", f"file://{tmp_path}/meeting"
-    training = train(cluster, ranks=4, patience_seconds=20, meeting=meeting, meets=True, twins=2, epochs=2)
+    training = train("memory:?limit=20MB&linger=60", ranks=4, twins=2, meets=True, patience_seconds=20, epochs=2)
     first, first_twin, second, second_twin = (report["epochs"] for report in training.reports())
     assert (first, second) == (first_twin, second_twin)
     for one, other in zip(first, second, strict=True):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +13,7 @@ from stoker._cluster.files import runtime_folder
 from stoker_local import BucketProcess
 from support.cluster import node_processes, own_runtime_folder
 from support.cluster_data import DATA_BYTES, SAMPLES, SUPER_SAMPLES, cluster_bucket, rank_environment
+from support.cluster_ranks import Ranks
 from support.ports import reserved_port
 
 MACHINES, LOCAL_RANKS, EPOCHS = 2, 4, 3
@@ -33,67 +31,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
 """Trainings of the same processes, one after the other, each with a cache of its own."""
 
 
-class Machines:
-    """Ranks of a job, which begin each of several trainings when they are told."""
-
-    def __init__(self) -> None:
-        trainings = [
-            {"cluster": f"memory:?limit=60MB&linger=60&name={name}", "patience_seconds": 20, "meets": True, **settings}
-            for name, settings in TRAININGS.items()
-        ]
-        arguments = json.dumps({"meeting": "env://", "trainings": trainings})
-        command = [sys.executable, "-m", "support.cluster_rank", arguments]
-        port = str(reserved_port())
-        self.ranks = [
-            subprocess.Popen(
-                command,
-                env={
-                    **rank_environment(rank, RANKS, LOCAL_RANKS),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                    "XDG_RUNTIME_DIR": str(runtime_folder() / f"machine-{rank // LOCAL_RANKS}"),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-
-    def begin(self) -> None:
-        """Have the ranks begin the next training."""
-        for rank in self.ranks:
-            assert rank.stdin is not None
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Wait for the end of the training; return the reports of all ranks but those that were killed."""
-        reports = []
-        for rank in self.ranks:
-            assert rank.stdout is not None
-            while (line := rank.stdout.readline()).startswith("epoch"):
-                pass
-            if line:
-                reports.append(json.loads(line))
-            else:
-                assert rank.wait(10) == -signal.SIGKILL
-        return reports
-
-    def wait_for_epoch(self, number: int) -> None:
-        """Wait until the last rank has begun an epoch."""
-        stdout = self.ranks[-1].stdout
-        assert stdout is not None
-        while stdout.readline() != f"epoch {number}\n":
-            assert self.ranks[-1].poll() is None
-
-    def kill(self) -> None:
-        """End the ranks that still run."""
-        for rank in self.ranks:
-            with rank:
-                rank.kill()
-
-
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[BucketProcess]:
     with cluster_bucket() as bucket:
@@ -101,11 +38,25 @@ def bucket() -> Iterator[BucketProcess]:
 
 
 @pytest.fixture(scope="module")
-def machines(bucket: BucketProcess) -> Iterator[Machines]:
+def ranks(bucket: BucketProcess) -> Iterator[Ranks]:
+    port = str(reserved_port())
     with own_runtime_folder():
-        machines = Machines()
-        yield machines
-        machines.kill()
+        environments = [
+            {**rank_environment(rank, RANKS, LOCAL_RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for rank in range(RANKS)
+        ]
+        ranks = Ranks(environments, meeting="env://")
+        yield ranks
+        ranks.kill()
+
+
+def begin(ranks: Ranks, name: str) -> None:
+    """Have the ranks begin a training with a cache of its own."""
+    folders = [str(runtime_folder() / f"machine-{rank // LOCAL_RANKS}") for rank in range(RANKS)]
+    cluster = f"memory:?limit=60MB&linger=60&name={name}"
+    ranks.begin(
+        **{"cluster": cluster, "patience_seconds": 20, "meets": True, "runtime_folders": folders, **TRAININGS[name]}
+    )
 
 
 def processes_of(name: str) -> list[psutil.Process]:
@@ -119,12 +70,12 @@ def assert_exactly_once(reports: Sequence[dict[str, Any]], epochs: int, samples:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAININGS if name != "kill"])
-def test_all_ranks_together_read_the_bucket_once(bucket: BucketProcess, machines: Machines, name: str) -> None:
+def test_all_ranks_together_read_the_bucket_once(bucket: BucketProcess, ranks: Ranks, name: str) -> None:
     settings = TRAININGS[name]
     epochs, samples, twins = settings.get("epochs", EPOCHS), settings.get("limit", SAMPLES), settings.get("twins", 1)
     bucket.reset()
-    machines.begin()
-    reports = machines.reports()
+    begin(ranks, name)
+    reports = ranks.reports()
     assert_exactly_once(reports[::twins], epochs, samples)
     for first in range(0, RANKS, twins):
         assert all(report["epochs"] == reports[first]["epochs"] for report in reports[first : first + twins])
@@ -139,24 +90,23 @@ def test_all_ranks_together_read_the_bucket_once(bucket: BucketProcess, machines
 
 
 def test_what_a_killed_process_held_is_read_again_and_a_killed_rank_stops_nobody(
-    bucket: BucketProcess, machines: Machines
+    bucket: BucketProcess, ranks: Ranks
 ) -> None:
     bucket.reset()
-    machines.begin()
-    machines.wait_for_epoch(1)
+    begin(ranks, "kill")
+    ranks.wait_for_epoch(1, RANKS - 1)
     processes_of("kill")[0].send_signal(signal.SIGKILL)
-    machines.wait_for_epoch(2)  # after it begins, ranks do not wait for each other
-    machines.ranks[-2].send_signal(signal.SIGKILL)
-    reports = machines.reports()
+    ranks.wait_for_epoch(2, RANKS - 1)  # after it begins, ranks do not wait for each other
+    ranks.ranks[-2].send_signal(signal.SIGKILL)
+    reports = ranks.reports()
     assert len(reports) == RANKS - 1
     assert all(len(set(ids)) == len(ids) for report in reports for ids in report["epochs"])
     # All, what a process held, and what was read while it was out of reach.
     assert bucket.counts()["bytes_out"] <= DATA_BYTES * 2.2
 
 
-def test_no_port_and_no_process_outlives_the_job(machines: Machines) -> None:
-    for rank in machines.ranks:
-        rank.communicate(timeout=60)
+def test_no_port_and_no_process_outlives_the_job(ranks: Ranks) -> None:
+    ranks.end()
     for process in node_processes():
         listening = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
         assert all(each.laddr.ip == "127.0.0.1" for each in listening)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.training_rank import RankReport, RankTask, ids_of, pack_sums, run_ranks, run_training
+from support.training_rank import RankReport, RankTask, end_ranks, ids_of, pack_sums, run_ranks, run_training
 
 SAMPLES = 103
 STEPS_BEFORE_STATE = 3
 BATCH_SIZE = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes() -> Iterator[None]:
+    yield
+    end_ranks()
 
 
 @pytest.fixture(scope="module")

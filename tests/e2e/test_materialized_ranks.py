@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker_torch import Loader
 from support.materialized import materialize
-from support.training_rank import ids_of, pack_sums, run_training
+from support.training_rank import end_ranks, ids_of, pack_sums, run_training
 
 SAMPLES = 103
 BATCH_SIZE = 8
@@ -16,7 +17,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The same data set in two places: with its first two epochs materialized, and without."""
     folder, bare = (tmp_path_factory.mktemp("ranks") / name for name in ("with", "without"))
     pack_sums(folder, SAMPLES)
@@ -25,7 +26,8 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     bare.mkdir()
     for name in ("data", "manifests", "manifest.safetensors"):
         (bare / name).symlink_to(folder / name)
-    return str(folder), str(bare)
+    yield str(folder), str(bare)
+    end_ranks()
 
 
 def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_one_that_continues(

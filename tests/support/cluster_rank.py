@@ -17,9 +17,22 @@ from stoker import FetchConfig
 from stoker._cluster import client, connection, peers
 from stoker._cluster.launch import connect
 from stoker._cluster.spec import ClusterSpec
-from stoker._fetch import tier_chain
+from stoker._fetch import mapped_objects, tier_chain
 
 URL = "s3://cluster/train"
+
+
+_PATIENCE = {
+    (module, name): getattr(module, name)
+    for module, name in [
+        (tier_chain, "SINGLE_FLIGHT_SECONDS"),
+        (peers, "SETTLE_SECONDS"),
+        (client, "PEEK_SECONDS"),
+        (connection, "SILENT_SECONDS"),
+        (mapped_objects, "SLOW_SECONDS"),
+    ]
+}
+"""Times after which objects are read from the bucket: on a busy machine too early for checks that count such reads."""
 
 
 class _Texts(logging.Handler):
@@ -42,22 +55,24 @@ def train(
     twins: int = 0,
     stops_after: int = 0,
     patience_seconds: float = 0.0,
+    runtime_folder: str = "",
     **settings: Any,
 ) -> dict[str, Any]:
     """Train; return what was seen by epoch, and more.
 
-    With ``meets``, ranks wait for each other after each step; with ``twins``, they are a mesh whose second dimension,
-    of this size, gets the same batches. With ``stops_after``, the loader is closed after this number of batches of the
-    first epoch, and another one resumes from its state.
+    Waits for caches are as long as ``patience_seconds`` if it is given. With ``meets``, ranks wait for each other after
+    each step; with ``twins``, they are a mesh whose second dimension, of this size, gets the same batches. With
+    ``stops_after``, the loader is closed after this number of batches of the first epoch, and another one resumes from
+    its state.
     """
     from torch import distributed
     from torch.utils.data import DataLoader  # takes seconds, and is not needed for a connection
 
     from stoker_torch import Loader, StreamDataset
 
-    if patience_seconds:  # on a busy machine, what comes late is read from the bucket, which the checks count
-        tier_chain.SINGLE_FLIGHT_SECONDS = peers.SETTLE_SECONDS = patience_seconds
-        client.PEEK_SECONDS = connection.SILENT_SECONDS = patience_seconds
+    os.environ["XDG_RUNTIME_DIR"] = runtime_folder
+    for (module, name), usual_seconds in _PATIENCE.items():
+        setattr(module, name, patience_seconds or usual_seconds)
     if twins:
         settings["mesh"] = _mesh(twins)["dp"]
     texts = _Texts()
@@ -70,7 +85,7 @@ def train(
     dataset: Any = loader
     batches: Any = loader
     if workers:
-        batches = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_show_hang)
+        batches = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_watch_worker)
     early: list[int] = []
     if stops_after and isinstance(loader, Loader):
         for _, batch in zip(range(stops_after), loader, strict=False):
@@ -103,11 +118,16 @@ def train(
     return report
 
 
-def _show_hang(_: int = 0) -> None:
-    """Print where the threads of this process are if it does not end in time."""
+def _start_timer() -> threading.Timer:
+    """Print after some time where the threads of this process are, unless the timer is cancelled."""
     timer = threading.Timer(100, faulthandler.dump_traceback)  # dump_traceback_later() blocks in a forked process
     timer.daemon = True
     timer.start()
+    return timer
+
+
+def _watch_worker(_: int) -> None:
+    _start_timer()
 
 
 def _meet(meeting: str) -> None:
@@ -128,7 +148,7 @@ def _mesh(twins: int) -> Any:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Connect, or train; several trainings each begin when a line comes in."""
+    """Connect, or train with the settings of each line that comes in."""
     if "connect" in arguments:
         spec = ClusterSpec.parse(arguments["connect"])
         link = connect(spec, arguments["connect"], threading.Event())
@@ -136,17 +156,13 @@ def main(arguments: dict[str, Any]) -> None:
         print(*struct.unpack("3i", link.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:1])
         link.connection.close()
         return
-    if meeting := arguments.pop("meeting", ""):
-        _meet(meeting)
-    trainings = arguments.pop("trainings", None)
-    if trainings is None:
-        print(json.dumps(train(**arguments)))
-        return
-    for training in trainings:
-        sys.stdin.readline()
-        print(json.dumps(train(**arguments, **training)), flush=True)
+    if arguments["meeting"]:
+        _meet(arguments["meeting"])
+    for line in sys.stdin:
+        timer = _start_timer()
+        print(json.dumps(train(**json.loads(line))), flush=True)
+        timer.cancel()
 
 
 if __name__ == "__main__":
-    _show_hang()
     main(json.loads(sys.argv[1]))

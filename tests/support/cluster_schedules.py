@@ -345,12 +345,16 @@ class ClusterRun:
         self.training: list[asyncio.Task[None]] = []
         self.longest_seconds = 0.0
         self.counts: Counter[str] = Counter()
+        self.shares: dict[tuple[int, int], list[ObjectRef]] = {}
 
     def share(self, epoch: int, group: int) -> list[ObjectRef]:
         """Return what a group of ranks reads in an epoch, in its order."""
+        if (epoch, group) in self.shares:
+            return self.shares[epoch, group]
         refs = self.refs * (RANGES if self.reads_ranges else 1)  # ranks need parts of the same objects
         order = random.Random(epoch).sample(refs, len(refs))
-        return order[group :: len(self.ranks) // self.twins]
+        self.shares[epoch, group] = order[group :: len(self.ranks) // self.twins]
+        return self.shares[epoch, group]
 
     def check_time(self, seconds: float, ranges: int, *, settles: bool = False) -> None:
         """Check that a read took no longer than the bucket does, and a second; one more while machines meet."""

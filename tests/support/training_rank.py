@@ -1,14 +1,16 @@
-"""One rank of a distributed training, as a program: its task is JSON on standard input, its report on output."""
+"""Ranks of a distributed training, each in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,10 @@ from stoker.errors import RankMismatchError
 from stoker_torch import Loader
 from stoker_torch._config import LoaderShuffle
 
-__all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks", "run_training"]
+__all__ = ["RankReport", "RankTask", "end_ranks", "ids_of", "pack_sums", "run_ranks", "run_training"]
 
 _TIMEOUT_SECONDS = 300
-_LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
+_MAX_RANKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +74,34 @@ def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
     """Run each task in a process of its own, all at the same time, and return their reports in order.
 
     Raises:
-        AssertionError: a rank failed; none outlives the call.
-        subprocess.TimeoutExpired: a rank hangs.
+        TimeoutError: a rank hangs; no rank outlives the call then.
     """
-    command = [sys.executable, "-W", "error", __file__]
-    processes = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | _LOOPBACK_ONLY
-        )
-        for _ in tasks
-    ]
+    assert len(tasks) <= _MAX_RANKS
+    pool = _pool()
+    running = [pool.submit(_run, task) for task in tasks]
     try:
-        for process, task in zip(processes, tasks, strict=True):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asdict(task)))
-            process.stdin.close()
-            process.stdin = None  # otherwise communicate() would flush a closed pipe
-        outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
+        return [each.result(_TIMEOUT_SECONDS) for each in running]
+    except TimeoutError:
+        for process in pool._processes.values():
             process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0] * len(tasks)
-    return [RankReport(**json.loads(output)) for output in outputs]
+        raise
+
+
+def end_ranks() -> None:
+    """End the processes of ranks, which are kept from one training to the next."""
+    _pool().shutdown()
+    _pool.cache_clear()
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
+    """Return processes that run ranks, one training after the other: each has to import torch."""
+    return ProcessPoolExecutor(_MAX_RANKS, mp_context=get_context("spawn"), initializer=_prepare)
+
+
+def _prepare() -> None:
+    warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def run_training(urls: Sequence[str], rendezvous: Path, **settings: Any) -> list[RankReport]:
@@ -103,8 +110,7 @@ def run_training(urls: Sequence[str], rendezvous: Path, **settings: Any) -> list
     return run_ranks([RankTask(url=url, rank=rank, **alike) for rank, url in enumerate(urls)])
 
 
-def _main() -> None:
-    task = RankTask(**json.load(sys.stdin))
+def _run(task: RankTask) -> RankReport:
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{task.rendezvous}",
@@ -123,7 +129,7 @@ def _main() -> None:
                 _train(loader, task, report)
             except RankMismatchError as error:
                 report.mismatch = str(error)
-        json.dump(asdict(report), sys.stdout)
+        return report
     finally:
         distributed.destroy_process_group()
 
@@ -145,7 +151,3 @@ def _train(loader: Loader, task: RankTask, report: RankReport) -> None:
                 break
     report.state = loader.state_dict()
     report.weights = [weight for parameter in model.parameters() for weight in parameter.flatten().tolist()]
-
-
-if __name__ == "__main__":
-    _main()

@@ -25,7 +25,7 @@ from stoker.errors import ChecksumError, StoreError
 _FOUND_AT_ONCE = 16
 """Objects that are looked for at a time, or fetched if need be."""
 _COPIED_AT_ONCE_BYTES = 4 << 20
-_SLOW_SECONDS = 0.25
+SLOW_SECONDS = 0.25
 """Time that other machines take for ranges, after which what they lack is not waited for, too."""
 STAGED_OBJECTS = 2
 """Objects that a process fetches at a time, each by several requests."""
@@ -232,7 +232,7 @@ class MappedObjects:
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
         found = await self._tier.read_ranges([copies.ranges[number] for number in numbers], copies.into)
-        is_slow = loop.time() - begun_seconds > _SLOW_SECONDS
+        is_slow = loop.time() - begun_seconds > SLOW_SECONDS
         lacking: dict[str, None] = {}
         for number, presence in zip(numbers, found, strict=True):
             ref = copies.ranges[number].ref
