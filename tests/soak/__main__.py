@@ -7,6 +7,7 @@ Exits with 1 if any failed, and prints for each the command that plays it again.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -56,11 +57,16 @@ def play_all(level: str, seeds: range) -> Played:
     return played
 
 
+def _expect_warnings() -> None:
+    """Have warnings about faults go nowhere; where no handler is, they would be printed."""
+    logging.getLogger("stoker").addHandler(logging.NullHandler())
+
+
 def soak(level: str, seeds: range, processes: int) -> Played:
     """Play the schedules, report progress and failures as they come, and return all of it."""
     total, begun_seconds, done = Played(), time.monotonic(), 0
     tasks = [seeds[start : start + _SEEDS_A_TASK] for start in range(0, len(seeds), _SEEDS_A_TASK)]
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=_expect_warnings) as pool:
         for task, played in zip(tasks, pool.map(play_all, [level] * len(tasks), tasks), strict=True):
             total.tables.merge(played.tables)
             total.failed.update(played.failed)
