@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, Positive
+from stoker._base.batch_read import RangePart
 from stoker._base.clock import run_virtual
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes, format_count
@@ -22,7 +23,7 @@ from stoker._cache.index import AccessForecast
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import PipelineConfig
-from stoker._fetch.fetcher import Fetcher, RangePart
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots

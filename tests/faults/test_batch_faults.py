@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.batch_read import BatchLimits, ObjectRange
+from stoker._base.batch_read import BatchLimits, ObjectPart, ObjectRange, RangePart
 from stoker._base.checksum import crc32c
-from stoker._fetch.batch_fetch import ObjectPart
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.range_reader import RangePart
 from stoker._memory.ring import Ring
 from stoker.errors import ChecksumError, CredentialsError, FetchError, NotFoundError, ObjectDamagedError, TruncatedError
 from stoker.testing import run_virtual

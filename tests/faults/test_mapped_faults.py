@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.index import NOT_FOUND, Found, ObjectRange, Presence
+from stoker._base.batch_read import ObjectPart
+from stoker._cache.index import NOT_FOUND, Found, Presence
 from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.range_plan import ReadLimits
@@ -77,14 +78,14 @@ class SharedMemory:
             body[self._rng.randrange(len(body))] ^= 1
         return Found(memoryview(body).toreadonly())
 
-    async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
-        found = [Presence.UNAVAILABLE] * len(ranges)
-        for number, (ref, start, end, offset) in enumerate(ranges):
+    async def read_parts(self, parts: Sequence[ObjectPart], into: memoryview) -> Sequence[Presence]:
+        found = [Presence.UNAVAILABLE] * len(parts)
+        for number, (ref, part) in enumerate(parts):
             assert ref.key in self._remote
             with suppress(ConnectionLostError):
                 place = await self._find(ref)
                 if place.memory is not None:
-                    into[offset : offset + end - start] = place.memory[start:end]
+                    into[part.offset : part.offset + part.size_bytes] = place.memory[part.start : part.end]
                     found[number] = Presence.COPIED
                 elif place.has_room:
                     found[number] = Presence.LACKING

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from stoker._base.batch_read import RangePart
 from stoker._base.task_group import for_each
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.range_reader import RangePart
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import ByteBudget
 from stoker._memory.ring import Ring

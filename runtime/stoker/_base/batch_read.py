@@ -1,10 +1,12 @@
-"""Reads of ranges of several objects by one request, for stores that have such a request."""
+"""Ranges of objects, and reads of several by one request, for stores that have such a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from stoker.abc import ObjectRef
 from stoker.errors import StoreError
 
 
@@ -20,6 +22,38 @@ class ObjectRange(NamedTuple):
     key: str
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart:
+    """Bytes ``[start, end)`` of an object, and their place in the caller's memory.
+
+    Attributes:
+        start: offset of the first byte in the object.
+        end: offset behind the last byte in the object.
+        offset: offset of the first byte in the memory.
+    """
+
+    start: int
+    end: int
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes."""
+        return self.end - self.start
+
+
+class ObjectPart(NamedTuple):
+    """A part of an object, and its place in the caller's memory; not empty.
+
+    Attributes:
+        ref: the object.
+        part: the part.
+    """
+
+    ref: ObjectRef
+    part: RangePart
 
 
 class BatchLimits(NamedTuple):

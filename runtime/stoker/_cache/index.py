@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.arguments import explain_arguments
+from stoker._base.batch_read import ObjectPart
 from stoker._cache.eviction import CacheEntries, policy_factory
 from stoker._format.display import PLAIN_KEY
 from stoker._format.manifest import Manifest, NameIndex
@@ -331,22 +332,6 @@ NOT_FOUND = Found(None)
 """What a tier knows that has no room for an object, or does not answer."""
 
 
-class ObjectRange(NamedTuple):
-    """A part of an object, and its place in the caller's memory; not empty.
-
-    Attributes:
-        ref: The object.
-        start: Offset of the first byte in the object.
-        end: Offset behind the last byte in the object.
-        offset: Offset of the first byte in the memory.
-    """
-
-    ref: ObjectRef
-    start: int
-    end: int
-    offset: int
-
-
 class Presence(enum.Enum):
     """Whether a part of an object that is not mapped was copied."""
 
@@ -369,7 +354,7 @@ class MappedTier(Tier, Protocol):
         """
         ...
 
-    async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
+    async def read_parts(self, parts: Sequence[ObjectPart], into: memoryview) -> Sequence[Presence]:
         """Copy parts of objects that are not mapped; return for each one whether it was copied.
 
         When the call ends in any way, nothing writes to ``into`` any more.

@@ -13,14 +13,15 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
+from stoker._base.batch_read import ObjectPart
 from stoker._base.checksum import crc32c
 from stoker._base.machine import inspect_machine
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import task_group
 from stoker._base.threads import PerLoop, run_in_thread
-from stoker._cache.index import NOT_FOUND, Found, ObjectRange, Presence, name_of
+from stoker._cache.index import NOT_FOUND, Found, Presence, name_of
 from stoker._cluster.connection import Connection
-from stoker._cluster.frames import Frame, Kind, Need
+from stoker._cluster.frames import MAX_PARTS_BYTES, Frame, Kind, Need
 from stoker._cluster.launch import connect
 from stoker._cluster.link import Link
 from stoker._cluster.members import Member, Registry
@@ -35,10 +36,8 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 5.0, 300.0
 _SOON_SECONDS = 1.0
 """Time in which a connection is made, unless the process is frozen: it may have to be started."""
 
-_MAX_RANGE_BYTES = 32 << 20
-"""Maximum size of a range that is read from another machine; the store reads larger ones by several requests."""
-_REQUEST_BYTES, _REQUEST_RANGES = 1 << 20, 4096
-"""Maximum size, beyond one range, and maximum number of ranges of one request."""
+_REQUEST_BYTES, _REQUEST_PARTS = 1 << 20, 4096
+"""Maximum size, beyond one part, and maximum number of parts of one request."""
 _PRESENCE: dict[int, Presence] = {
     Kind.HIT: Presence.COPIED,
     Kind.LACKING: Presence.LACKING,
@@ -190,32 +189,32 @@ class ClusterTier:
             return Found(None, is_remote=True)
         return NOT_FOUND if connection is None else await connection.find(name)
 
-    async def read_ranges(self, ranges: Sequence[ObjectRange], into: memoryview) -> Sequence[Presence]:
+    async def read_parts(self, parts: Sequence[ObjectPart], into: memoryview) -> Sequence[Presence]:
         """Copy parts of objects that are not mapped: each process gets one request, or several for many bytes.
 
         When the call ends in any way, nothing writes to ``into`` any more.
         """
         link = self._links.get()
-        found = [Presence.UNAVAILABLE] * len(ranges)
+        found = [Presence.UNAVAILABLE] * len(parts)
         owners: dict[str, Member | None] = {}
         asked: dict[str, tuple[Member | None, list[int]]] = {}
-        for number, (ref, start, end, _) in enumerate(ranges):
+        for number, (ref, part) in enumerate(parts):
             if ref.key not in owners:
                 owners[ref.key] = link.owner(name_of(ref))
-            if end - start <= _MAX_RANGE_BYTES:
+            if part.size_bytes <= MAX_PARTS_BYTES:
                 owner = owners[ref.key]
                 asked.setdefault("" if owner is None else owner.label, (owner, []))[1].append(number)
 
         async def read(owner: Member | None, numbers: Sequence[int]) -> None:
             connection = await link.connection_to(owner, PEEK_SECONDS)
-            for part in split_ranges(numbers, ranges):
+            for some in split_request(numbers, parts):
                 if connection is None or not connection.is_responsive():
                     return
                 try:
-                    found_there = await _read_parts(connection, [ranges[number] for number in part], into)
+                    found_there = await _read_parts(connection, [parts[number] for number in some], into)
                 except StoreError:  # others are asked, and the store is
                     return
-                for number, presence in zip(part, found_there, strict=True):
+                for number, presence in zip(some, found_there, strict=True):
                     found[number] = presence
 
         async with task_group() as group:
@@ -262,36 +261,35 @@ class ClusterTier:
             await link.close()
 
 
-def split_ranges(numbers: Sequence[int], ranges: Sequence[ObjectRange]) -> Iterator[list[int]]:
-    """Yield the numbers of ranges that one request may have: of a size that takes little time and memory."""
-    part: list[int] = []
+def split_request(numbers: Sequence[int], parts: Sequence[ObjectPart]) -> Iterator[list[int]]:
+    """Yield the numbers of parts that one request may have: of a size that takes little time and memory."""
+    some: list[int] = []
     size_bytes = 0
     for number in numbers:
-        size_bytes += ranges[number].end - ranges[number].start
-        if part and (size_bytes > _REQUEST_BYTES or len(part) == _REQUEST_RANGES):
-            yield part
-            part, size_bytes = [], ranges[number].end - ranges[number].start
-        part.append(number)
-    yield part
+        size_bytes += parts[number].part.size_bytes
+        if some and (size_bytes > _REQUEST_BYTES or len(some) == _REQUEST_PARTS):
+            yield some
+            some, size_bytes = [], parts[number].part.size_bytes
+        some.append(number)
+    yield some
 
 
-async def _read_parts(connection: Connection, ranges: Sequence[ObjectRange], into: memoryview) -> list[Presence]:
+async def _read_parts(connection: Connection, parts: Sequence[ObjectPart], into: memoryview) -> list[Presence]:
     """Copy parts of objects of one process.
 
     Raises:
         StoreError: the connection has ended, or the answer makes no sense.
     """
-    kinds, data = await connection.read_parts([(name_of(each.ref), each.start, each.end) for each in ranges])
+    kinds, data = await connection.read_parts([(name_of(ref), part.start, part.end) for ref, part in parts])
     found = [_PRESENCE.get(kind, Presence.UNAVAILABLE) for kind in kinds]
-    sizes = [each.end - each.start for each, presence in zip(ranges, found, strict=True) if presence is Presence.COPIED]
+    copied = [part for (_, part), presence in zip(parts, found, strict=True) if presence is Presence.COPIED]
+    sizes = [part.size_bytes for part in copied]
     if sum(sizes) != len(data):
         raise StoreError(f"{len(data)} bytes for parts of {sum(sizes)} bytes came from the process of another machine")
     position = 0
-    for each, presence in zip(ranges, found, strict=True):
-        if presence is Presence.COPIED:
-            size_bytes = each.end - each.start
-            into[each.offset : each.offset + size_bytes] = data[position : position + size_bytes]
-            position += size_bytes
+    for part in copied:
+        into[part.offset : part.offset + part.size_bytes] = data[position : position + part.size_bytes]
+        position += part.size_bytes
     return found
 
 

@@ -13,7 +13,8 @@ from itertools import count
 from stoker._cache.index import NOT_FOUND, Found, size_of
 from stoker._cluster.frames import (
     MAC_BYTES,
-    MAX_RANGES_BYTES,
+    MAX_PARTS_BYTES,
+    MAX_TEXT_BYTES,
     NONCE_BYTES,
     PART,
     PROTOCOL,
@@ -235,7 +236,7 @@ class Connection(FrameProtocol):
         if frame.kind in (Kind.LISTENS, Kind.MEMBERS):
             return self.text_memory(frame)
         if frame.kind is Kind.RANGES:
-            size_bytes, body = self.text_memory(frame, MAX_RANGES_BYTES)
+            size_bytes, body = self.text_memory(frame, MAX_PARTS_BYTES + MAX_TEXT_BYTES)
             return size_bytes, None if answer is None else body  # nobody waits for it
         number, copy = self._copies.get(frame.name, (None, b""))
         if number == frame.request:

@@ -23,8 +23,8 @@ NONCE_BYTES = MAC_BYTES = 32
 PROOF_BYTES = NONCE_BYTES + MAC_BYTES
 MAX_TEXT_BYTES = 1 << 20
 """Maximum size of a body that is a text."""
-MAX_RANGES_BYTES = 65 << 20
-"""Maximum size of a body with parts of objects."""
+MAX_PARTS_BYTES = 32 << 20
+"""Maximum size of the parts of objects that one answer has; the store reads larger ones by several requests."""
 PART = struct.Struct("<32sQQ")
 """A part of an object in a list: the object's name, and the offsets of its first byte and behind its last one."""
 _HEAD = struct.Struct("<BI32sQ")

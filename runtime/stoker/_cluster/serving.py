@@ -15,7 +15,7 @@ from stoker._cache.index import is_name, size_of
 from stoker._cluster.arena import Arena
 from stoker._cluster.catalog import Catalog, Decision, Reply
 from stoker._cluster.frames import (
-    MAX_RANGES_BYTES,
+    MAX_PARTS_BYTES,
     NONCE_BYTES,
     PART,
     PROOF_BYTES,
@@ -390,7 +390,7 @@ class NodeConnection(FrameProtocol):
                 decided[name] = catalog.peek(self, request, name)
             reply = decided[name]
             kind = Kind[reply.decision.name]
-            if kind is Kind.HIT and size_bytes + end - start > MAX_RANGES_BYTES // 2:
+            if kind is Kind.HIT and size_bytes + end - start > MAX_PARTS_BYTES:
                 kind = Kind.FULL  # the client reads it from the store
             if kind is Kind.HIT:
                 assert isinstance(reply.place, int)  # noqa: S101 - peek() finds no others

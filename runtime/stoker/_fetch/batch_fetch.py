@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from stoker._base.batch_read import BatchLimits, BatchReadable, ObjectRange
-from stoker._fetch.range_reader import ObjectFetch, RangePart
+from stoker._base.batch_read import BatchLimits, BatchReadable, ObjectPart, ObjectRange, RangePart
+from stoker._fetch.range_reader import ObjectFetch
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import ChecksumError
-
-
-class ObjectPart(NamedTuple):
-    """A part of an object, and its place in the caller's memory; not empty."""
-
-    ref: ObjectRef
-    part: RangePart
 
 
 def split_batches(parts: Sequence[ObjectPart], limits: BatchLimits) -> list[range]:

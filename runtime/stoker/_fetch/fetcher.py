@@ -11,15 +11,15 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import NoReturn
 
-from stoker._base.batch_read import BatchLimits, BatchReadable, BatchRefusedError
+from stoker._base.batch_read import BatchLimits, BatchReadable, BatchRefusedError, ObjectPart, RangePart
 from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.fetch_record import Phase, mark_wasted, start_activity
 from stoker._base.task_group import Limiter, for_each, for_each_in_turn, task_group
-from stoker._fetch.batch_fetch import BatchFetch, ObjectPart, split_batches
+from stoker._fetch.batch_fetch import BatchFetch, split_batches
 from stoker._fetch.concurrency import LinkUse
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
-from stoker._fetch.range_reader import ObjectFetch, RangeChecks, RangePart, RangeReader
+from stoker._fetch.range_reader import ObjectFetch, RangeChecks, RangeReader
 from stoker._fetch.tier_chain import TierChain
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
@@ -35,7 +35,7 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["FetchConfig", "Fetcher", "ObjectPart", "RangePart"]
+__all__ = ["FetchConfig", "Fetcher"]
 
 _log = logging.getLogger("stoker")
 

@@ -18,9 +18,9 @@ from itertools import islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.batch_read import ObjectPart, RangePart
 from stoker._base.task_group import for_each
-from stoker._cache.index import ObjectRange
-from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.mapped_objects import MappedObjects
 from stoker._fetch.range_plan import (
@@ -230,8 +230,8 @@ class HeadMemory:
         """Copy a head from the object in the tier, or as an object of its own, so that one process fetches it."""
         manifest, ref = self._manifest, self._manifest.ref(row)
         data = into[: int(manifest.rows.head_bytes[row])]
-        range_of_head = ObjectRange(ref, 0, len(data), 0)
-        if await mapped.copy([range_of_head], data, lambda _: verify_head(manifest, row, data), loads=False):
+        part = ObjectPart(ref, RangePart(0, len(data), 0))
+        if await mapped.copy([part], data, lambda _: verify_head(manifest, row, data), loads=False):
             checksum = int(manifest.rows.head_crc32c[row])
             head = replace(ref, key=f"{ref.key}#head", size_bytes=len(data), crc32c=checksum, sha256_128=None)
             await mapped.fetch_once(head, data, lambda: fetch_head(fetcher, manifest, row, into, urgent=True))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from stoker._base.batch_read import ObjectPart
 from stoker._base.breaker import FAILURE_THRESHOLD
 from stoker._base.checksum import crc32c
 from stoker._base.task_group import Limiter, for_each
-from stoker._cache.index import MappedTier, ObjectRange, Presence
+from stoker._cache.index import MappedTier, Presence
 from stoker._fetch import tier_chain
 from stoker._fetch.config import FetchCounters
 from stoker._fetch.fetcher import Fetcher
@@ -35,7 +36,7 @@ class _Copies:
     """Ranges that are copied by one call, from wherever their objects are.
 
     Args:
-        ranges: the ranges.
+        parts: the ranges.
         into: memory that they are copied to.
         verify: raises ChecksumError if the copied range with a number is wrong.
         count: called with the size of each range that was copied.
@@ -49,23 +50,23 @@ class _Copies:
 
     def __init__(
         self,
-        ranges: Sequence[ObjectRange],
+        parts: Sequence[ObjectPart],
         into: memoryview,
         verify: Callable[[int], None],
         count: Callable[[int], None],
         late_count: int,
     ) -> None:
         self.late_count = late_count
-        self.ranges, self.into, self._verify, self._count = ranges, into, verify, count
+        self.parts, self.into, self._verify, self._count = parts, into, verify, count
         self.numbers: dict[str, list[int]] = {}
-        for number, each in enumerate(ranges):
+        for number, each in enumerate(parts):
             self.numbers.setdefault(each.ref.key, []).append(number)
-        self.left = set(range(len(ranges)))
+        self.left = set(range(len(parts)))
         self.copied_bytes = 0
 
     def ref(self, key: str) -> ObjectRef:
         """Return an object."""
-        return self.ranges[self.numbers[key][0]].ref
+        return self.parts[self.numbers[key][0]].ref
 
     def take_all(self, key: str, memory: memoryview) -> None:
         """Copy an object's ranges from its bytes.
@@ -74,8 +75,8 @@ class _Copies:
             ChecksumError: one is wrong; those before it are taken.
         """
         for number in self.numbers[key]:
-            _, start, end, offset = self.ranges[number]
-            self.into[offset : offset + end - start] = memory[start:end]
+            _, part = self.parts[number]
+            self.into[part.offset : part.offset + part.size_bytes] = memory[part.start : part.end]
             self.take(number)
 
     def take(self, number: int) -> None:
@@ -87,7 +88,7 @@ class _Copies:
         self._verify(number)
         if number in self.left:
             self.left.discard(number)
-            size_bytes = self.ranges[number].end - self.ranges[number].start
+            size_bytes = self.parts[number].part.size_bytes
             self.copied_bytes += size_bytes
             self._count(size_bytes)
 
@@ -131,14 +132,14 @@ class MappedObjects:
         return STAGED_OBJECTS * manifest.largest_bytes
 
     async def copy(
-        self, ranges: Sequence[ObjectRange], into: memoryview, verify: Callable[[int], None], *, loads: bool = True
+        self, parts: Sequence[ObjectPart], into: memoryview, verify: Callable[[int], None], *, loads: bool = True
     ) -> Sequence[int]:
         """Copy ranges of objects that are in the tier, or that it has room for, so that they are fetched.
 
         An object that cannot be read as a whole is tried once: those of its ranges that are wanted may be right.
 
         Args:
-            ranges: ranges of objects.
+            parts: ranges of objects.
             into: memory that the ranges are copied to.
             verify: raises ChecksumError if the copied range with a number is wrong.
             loads: whether to fetch objects that are missing, if this does so at all; default True.
@@ -146,7 +147,7 @@ class MappedObjects:
         Returns:
             The numbers of ranges that were not copied, ascending.
         """
-        copies = _Copies(ranges, into, verify, self._count, self._late_count)
+        copies = _Copies(parts, into, verify, self._count, self._late_count)
         lacking = await self._copy_present(copies, copies.numbers)
 
         async def load(key: str) -> None:
@@ -231,11 +232,11 @@ class MappedObjects:
         """Copy ranges of other machines' objects; return the keys of those that these lack and have room for."""
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
-        found = await self._tier.read_ranges([copies.ranges[number] for number in numbers], copies.into)
+        found = await self._tier.read_parts([copies.parts[number] for number in numbers], copies.into)
         is_slow = loop.time() - begun_seconds > SLOW_SECONDS
         lacking: dict[str, None] = {}
         for number, presence in zip(numbers, found, strict=True):
-            ref = copies.ranges[number].ref
+            ref = copies.parts[number].ref
             if presence is Presence.LACKING and not is_slow:
                 lacking[ref.key] = None
             elif presence is Presence.COPIED:

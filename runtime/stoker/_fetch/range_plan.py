@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.batch_read import BatchLimits
+from stoker._base.batch_read import BatchLimits, ObjectPart, RangePart
 from stoker._base.checksum import crc32c
 from stoker._base.task_group import for_each_in_turn
-from stoker._cache.index import ObjectRange
 from stoker._fetch.config import GAP_BYTES
-from stoker._fetch.fetcher import Fetcher, ObjectPart, RangePart
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.mapped_objects import MappedObjects
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -230,10 +229,11 @@ class _PlannedReads:
         """Copy the ranges of mapped objects; return the numbers of the other ranges."""
         refs = {row: self._manifest.ref(row) for row in np.unique(self._reads.objects).tolist()}
         columns = self._reads.objects, self._reads.starts, self._reads.ends, self._reads.offsets
-        ranges = [
-            ObjectRange(refs[row], *each) for row, *each in zip(*(each.tolist() for each in columns), strict=True)
+        parts = [
+            ObjectPart(refs[row], RangePart(*each))
+            for row, *each in zip(*(each.tolist() for each in columns), strict=True)
         ]
-        return await mapped.copy(ranges, self._into, self.verify)
+        return await mapped.copy(parts, self._into, self.verify)
 
 
 async def read_values(

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 from typing import ClassVar, Protocol
 
+from stoker._base.batch_read import RangePart
 from stoker._base.fetch_record import Activity, Phase, start_activity
 from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter
@@ -45,26 +46,6 @@ third of the receiving thread's time; where there are fewer cores, the training 
 MAX_HEDGES = 3
 """Maximum number of hedges of one attempt: if 5% of requests are late, one in 400 is late twice, and delays all items
 behind it in the order."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangePart:
-    """Bytes ``[start, end)`` of an object, and their place in the caller's memory.
-
-    Attributes:
-        start: offset of the first byte in the object.
-        end: offset behind the last byte in the object.
-        offset: offset of the first byte in the memory.
-    """
-
-    start: int
-    end: int
-    offset: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes."""
-        return self.end - self.start
 
 
 class RangeChecks(Protocol):

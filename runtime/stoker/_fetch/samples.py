@@ -19,9 +19,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.batch_read import RangePart
 from stoker._base.task_group import for_each
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.fetcher import Fetcher, RangePart
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.range_plan import (
     ReadLimits,
     SampleGroup,

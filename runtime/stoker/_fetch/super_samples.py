@@ -16,8 +16,9 @@ from functools import cache, lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.batch_read import RangePart
 from stoker._base.checksum import crc32c
-from stoker._fetch.fetcher import Fetcher, RangePart
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import NEW_ARRAYS, BatchArrays, RowLocations, ValueLocations, gather_rows
 from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_units_read, mean_row_bytes, plan_reads
 from stoker._format.manifest import Manifest

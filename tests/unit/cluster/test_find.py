@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._cache.index import NOT_FOUND, Found
+from stoker._base.batch_read import ObjectPart, RangePart
+from stoker._cache.index import NOT_FOUND, Found, Presence
 from stoker._cluster import client as client_module
 from stoker._cluster import serving
 from stoker._cluster.arena import Arena
@@ -70,12 +71,18 @@ def test_an_object_without_room_is_not_asked_for_again() -> None:
     check_with_node(check, TEXT)
 
 
-def test_where_memory_is_not_mapped_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_not_mapped_parts_are_copied_over_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "readable", None)
 
     async def check(running: Node) -> None:
-        tier = ClusterTier(TEXT)
-        assert await tier.find(object_of(1)[0]) == NOT_FOUND
+        tier, into = ClusterTier(TEXT), memoryview(bytearray(20))
+        (here, body), (absent, _) = object_of(1), object_of(2)
+        assert await read_object(tier, here) is None
+        tier.offer(here, memoryview(body))
+        assert [await tier.find(ref) for ref in (here, absent)] == 2 * [Found(None, is_remote=True)]
+        parts = [ObjectPart(here, RangePart(5, 15, 10)), ObjectPart(absent, RangePart(0, 10, 0))]
+        assert await tier.read_parts(parts, into) == [Presence.COPIED, Presence.LACKING]
+        assert into == bytes(10) + body[5:15]
         await tier.close()
 
     check_with_node(check, TEXT)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker._cache.index import ObjectRange, Presence, name_of
+from stoker._base.batch_read import ObjectPart, RangePart
+from stoker._cache.index import Presence, name_of
 from stoker._cluster import client as client_module
 from stoker._cluster import peers as peers_module
 from stoker._cluster import serving
@@ -168,13 +169,15 @@ def test_parts_of_another_machine_s_objects_come_by_one_request_a_machine() -> N
         local = [pair for pair, place in zip(objects, found, strict=True) if not place.is_remote]
         assert len(remote) > 1
         assert len(local) > 1
-        ranges = [ObjectRange(ref, 10 * place, 10 * place + 7, 7 * place) for place, (ref, _) in enumerate(remote)]
+        ranges = [
+            ObjectPart(ref, RangePart(10 * place, 10 * place + 7, 7 * place)) for place, (ref, _) in enumerate(remote)
+        ]
         into = memoryview(bytearray(7 * len(remote)))
-        presences = await tier.read_ranges(ranges, into)
-        for (ref, body), (_, start, end, offset), presence in zip(remote, ranges, presences, strict=True):
+        presences = await tier.read_parts(ranges, into)
+        for (ref, body), (_, part), presence in zip(remote, ranges, presences, strict=True):
             is_here = any(name_of(ref) in machine.node.catalog._objects for machine in machines)
             assert presence is (Presence.COPIED if is_here else Presence.LACKING)
-            assert bytes(into[offset : offset + 7]) == (body[start:end] if is_here else bytes(7))
+            assert bytes(into[part.offset : part.offset + 7]) == (body[part.start : part.end] if is_here else bytes(7))
         await tier.close()
         await other.close()
 
@@ -409,10 +412,10 @@ def test_a_machine_that_does_not_answer_delays_ranges_for_a_short_time() -> None
         tier = ClusterTier(TEXT, registry=meeting, open_node=machines[0].open_node, open_peer=open_peer)
         other = machines[1].tier()
         await meet(tier, other)
-        ranges = [ObjectRange(object_of(number, 100)[0], 0, 10, 10 * number) for number in range(40)]
+        ranges = [ObjectPart(object_of(number, 100)[0], RangePart(0, 10, 10 * number)) for number in range(40)]
         begun = asyncio.get_running_loop().time()
         for _ in range(3):
-            found = await tier.read_ranges(ranges, memoryview(bytearray(400)))
+            found = await tier.read_parts(ranges, memoryview(bytearray(400)))
             assert set(found) == {Presence.UNAVAILABLE}
         assert asyncio.get_running_loop().time() - begun < 5
         await tier.close()
@@ -444,8 +447,8 @@ def test_wrong_answers_to_a_list_of_parts_are_no_errors_of_the_training(
     async def work(machines: list[Machine]) -> None:
         tier, other = (machine.tier() for machine in machines)
         await meet(tier, other)
-        ranges = [ObjectRange(object_of(number, 100)[0], 0, 10, 10 * number) for number in range(40)]
-        found = await tier.read_ranges(ranges, memoryview(bytearray(400)))
+        ranges = [ObjectPart(object_of(number, 100)[0], RangePart(0, 10, 10 * number)) for number in range(40)]
+        found = await tier.read_parts(ranges, memoryview(bytearray(400)))
         assert set(found) == {Presence.UNAVAILABLE}
         await tier.close()
         await other.close()
@@ -454,8 +457,8 @@ def test_wrong_answers_to_a_list_of_parts_are_no_errors_of_the_training(
 
 
 def test_a_range_that_is_too_large_for_a_message_is_left_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_MAX_RANGE_BYTES", 50_000)
-    monkeypatch.setattr(serving, "MAX_RANGES_BYTES", 100_000)
+    monkeypatch.setattr(client_module, "MAX_PARTS_BYTES", 50_000)
+    monkeypatch.setattr(serving, "MAX_PARTS_BYTES", 50_000)
 
     async def work(machines: list[Machine]) -> None:
         tier, other = (machine.tier() for machine in machines)
@@ -470,8 +473,8 @@ def test_a_range_that_is_too_large_for_a_message_is_left_to_the_store(monkeypatc
         remote = [ref for ref in refs if (await tier.find(ref)).is_remote][:3]
         sizes = [60_000, 40_000, 40_000]
         wanted = enumerate(zip(remote, sizes, strict=True))
-        ranges = [ObjectRange(ref, 0, size, 60_000 * place) for place, (ref, size) in wanted]
-        found = await tier.read_ranges(ranges, memoryview(bytearray(180_000)))
+        ranges = [ObjectPart(ref, RangePart(0, size, 60_000 * place)) for place, (ref, size) in wanted]
+        found = await tier.read_parts(ranges, memoryview(bytearray(180_000)))
         assert list(found) == [Presence.UNAVAILABLE, Presence.COPIED, Presence.UNAVAILABLE]
         await tier.close()
         await other.close()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stoker import FetchConfig
+from stoker._base.batch_read import RangePart
 from stoker._base.checksum import crc32c
-from stoker._fetch.fetcher import RangePart
 from stoker._memory.ring import RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import (

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from stoker import FetchConfig
+from stoker._base.batch_read import RangePart
 from stoker._base.checksum import crc32c
 from stoker._fetch import range_reader
-from stoker._fetch.fetcher import RangePart
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,
