@@ -326,7 +326,7 @@ class ClusterRun:
         self.twins = rng.choice([1, 1, 1, 2, 8])
         places = rng.choice([objects, objects, objects // machines // 2])
         self.holds_all = places == objects
-        self.setting = f"memory:?limit={places * 4096}B"
+        self.setting = f"disk:/nowhere?limit={places * 4096}B"  # not opened; of memory, each loader asks the system
         self.is_mapped, self.hedges = rng.random() < 0.8, rng.random() < 0.8
         self.knows_machines = rng.random() < 0.7
         self.reads_ranges = seed % 3 == 2
