@@ -28,6 +28,7 @@ from stoker._sources.parts import SourcePart
 from stoker_functions._commit import commit
 from stoker_functions._pack import pack
 from stoker_local import running_bucket
+from support.cases import for_each
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, options_of, read_objects, upload
 from support.identities import in_earlier_form, remove_record_identities
@@ -66,7 +67,7 @@ def in_earlier_words(hashes: dict[str, dict[str, str]]) -> dict[str, dict[str, s
     return {**hashes, key: {run: remove_record_identities(each).to_bytes().hex() for run, each in records.items()}}
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@for_each("name", RECORDS)
 def test_a_record_is_read_and_rewritten_unchanged(name: str) -> None:
     data = (FOLDER / "records" / f"{name}.safetensors").read_bytes()
     record = PackRecord.from_bytes(data)

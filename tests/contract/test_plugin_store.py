@@ -21,6 +21,7 @@ from stoker.abc import Deletable, Listable, ObjectInfo, Presigner, RangeReadable
 from stoker.errors import ConfigError, MissingExtraError, NotFoundError, PermissionDeniedError, StoreError
 from stoker.testing import Deviation, StoreLocation, StoreTests, list_keys, read_range
 from stoker_torch import Loader
+from support.cases import for_each
 from support.datasets import numbers, pack_at
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sqlite_store.py"
@@ -129,8 +130,8 @@ def test_a_store_that_takes_no_conditions_never_ignores_one() -> None:
             asyncio.run(store.put("a", b"1", **condition))
 
 
-@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyError("x"), TimeoutError()], ids=repr)
-@pytest.mark.parametrize(
+@for_each("error", [OSError("the disk is gone"), KeyError("x"), TimeoutError()], ids=repr)
+@for_each(
     ("method", "call"),
     [
         ("get", lambda store: store.get("a\x1b")),

@@ -15,6 +15,7 @@ from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
 from stoker.fanout import Driver, FanoutConfig
 from stoker.testing import run_virtual
+from support.cases import for_each
 from support.fanout import ScriptedExecutor, answer, numbered_tasks
 
 SEEDS = range(100)
@@ -104,7 +105,7 @@ def test_the_same_seed_takes_the_same_course() -> None:
     assert course() == course()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_running(seed: int) -> None:
     rng = random.Random(seed)
     executor = ScriptedExecutor(Platform(rng, 60).call)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import Head, SuperSample
 from stoker.errors import FormatError
+from support.cases import for_each
 from support.fuzzed.files import manifests, super_samples
 from support.fuzzed.reader import Outcome, Place, Reader
 from support.fuzzed.registry import READERS
@@ -109,7 +110,7 @@ def test_there_are_many_inputs_and_a_reason_to_refuse_in_each_function_listed() 
     assert all(list(raises_of(function)) for reader in READERS.values() for function in reader.refusing)
 
 
-@pytest.mark.parametrize("name", READERS)
+@for_each("name", READERS)
 def test_what_is_mutated_was_readable(name: str) -> None:
     reader = READERS[name]
     assert {reader.read(seed) for seed in reader.seeds()} <= set(reader.kinds)

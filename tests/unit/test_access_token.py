@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, format_key, parse_expiry
 from stoker.errors import ConfigError, CredentialsError
 from stoker_functions.serve import TokenKeys
+from support.cases import for_each
 
 OLD, NEW = b"o" * 32, b"n" * 48
 KEYS = TokenKeys({"new": NEW, "old": OLD})
@@ -136,7 +137,7 @@ def test_keys_are_read_as_they_are_written() -> None:
     assert "n" * 8 not in repr(KEYS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -158,7 +159,7 @@ def test_keys_that_are_none_are_refused_without_repeating_them(text: str) -> Non
     assert "MARKER" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("datasets", "start", "end"),
     [
         ((), 0, 1),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
+from support.cases import for_each
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -126,7 +126,7 @@ def upward(name: str) -> Iterator[tuple[str, str]]:
                 yield name, other
 
 
-@pytest.mark.parametrize("name", sorted(EVERY_MODULE))
+@for_each("name", sorted(EVERY_MODULE))
 def test_a_module_imports_only_packages_and_layers_below_it(name: str) -> None:
     assert not list(upward(name))
 
@@ -144,7 +144,7 @@ def test_what_users_may_import_has_no_underscore_and_all_else_has_one() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(EVERY_MODULE))
+@for_each("name", sorted(EVERY_MODULE))
 def test_a_file_has_at_most_500_lines(name: str) -> None:
     assert len(EVERY_MODULE[name].read_text(encoding="utf-8").splitlines()) <= 500
 
@@ -154,13 +154,13 @@ def test_no_imports_go_round_in_a_circle() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(EVERY_MODULE)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules("stoker") if f"{name}.".split(".")[1] in PURE))
+@for_each("name", sorted(name for name in modules("stoker") if f"{name}.".split(".")[1] in PURE))
 def test_a_pure_module_waits_for_nothing(name: str) -> None:
     tree = ast.parse(EVERY_MODULE[name].read_text())
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY_MODULE) - {"stoker._base.task_group"}))
+@for_each("name", sorted(set(EVERY_MODULE) - {"stoker._base.task_group"}))
 def test_no_module_makes_a_task_group_that_hides_the_type_of_its_failure(name: str) -> None:
     calls = (node for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())) if isinstance(node, ast.Call))
     plain = [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "TaskGroup"]

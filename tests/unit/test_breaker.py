@@ -15,6 +15,7 @@ from stoker._base.breaker import (
     Permit,
     ReadOutcome,
 )
+from support.cases import for_each
 
 FAIL, DELIVER, NEITHER = ReadOutcome.FAILED, ReadOutcome.DELIVERED, ReadOutcome.UNDECIDED
 
@@ -92,7 +93,7 @@ def test_a_second_report_of_a_probe_is_a_named_error() -> None:
         breaker.report(probe, DELIVER, PROBE_INTERVAL_SECONDS)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_whatever_comes_at_most_one_read_in_a_pause_is_permitted_while_all_fail(seed: int) -> None:
     rng, now, breaker = random.Random(seed), 0.0, CircuitBreaker()
     held: list[Permit] = []

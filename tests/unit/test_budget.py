@@ -23,6 +23,7 @@ from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.sharding import RankSharding
 from stoker._order.units import Units
 from stoker.errors import MemoryBudgetError
+from support.cases import for_each
 from support.packed_objects import packed_objects
 from support.supersamples import EVERY_KIND, manifest_of, samples_of
 
@@ -57,7 +58,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@for_each("case", CASES, ids=str)
 def test_the_minimum_in_the_error_is_exact_to_the_byte(case: dict[str, Any]) -> None:
     figure = figure_of(lambda memory_bytes: plan(memory_bytes, **case))
     fits = plan(figure, **case)
@@ -67,8 +68,8 @@ def test_the_minimum_in_the_error_is_exact_to_the_byte(case: dict[str, Any]) -> 
         plan(figure - 1, **case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("memory_bytes", [700_000, 1_000_000, 10**9])
+@for_each("case", CASES, ids=str)
+@for_each("memory_bytes", [700_000, 1_000_000, 10**9])
 def test_no_plan_takes_more_than_the_budget_nor_more_than_an_epoch_can_fill(
     case: dict[str, Any], memory_bytes: int
 ) -> None:
@@ -97,8 +98,8 @@ def test_a_window_larger_than_the_data_set_needs_no_more_than_that() -> None:
     assert window_items(3, OrderConfig(window=64), partition) == 3
 
 
-@pytest.mark.parametrize("sample_bytes", [0, 1, 64, 1025, 3_000_000])
-@pytest.mark.parametrize("hedge_buffers", [0, 6])
+@for_each("sample_bytes", [0, 1, 64, 1025, 3_000_000])
+@for_each("hedge_buffers", [0, 6])
 def test_the_figure_for_groups_is_enough_and_not_a_byte_too_much(sample_bytes: int, hedge_buffers: int) -> None:
     def groups(memory_bytes: int) -> SlotPlan:
         return plan_group_slots(

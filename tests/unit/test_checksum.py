@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker._base import checksum
 from stoker._base.checksum import combine_crc32c, crc32c
+from support.cases import for_each
 
 CHECK = 0xE3069283  # of the digits 1 to 9, as RFC 3720 (B.4) and the catalogues of CRCs give it
 
@@ -66,7 +67,7 @@ def test_any_number_of_pieces_combine_from_either_end(pieces: list[bytes]) -> No
     assert forwards == backwards == whole
 
 
-@pytest.mark.parametrize("second_bytes", [1, 511, 512, 513, (1 << 20) - 1, (8 << 20) + 3])
+@for_each("second_bytes", [1, 511, 512, 513, (1 << 20) - 1, (8 << 20) + 3])
 def test_lengths_of_many_bits_combine(second_bytes: int) -> None:
     first, second = b"the head", bytes(range(251)) * (second_bytes // 251 + 1)
     second = second[:second_bytes]

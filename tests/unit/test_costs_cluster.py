@@ -16,6 +16,7 @@ from stoker._format.versions import publish
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker_sim._bucket import synthetic_manifest
+from support.cases import for_each
 
 MIB = 1 << 20
 
@@ -38,8 +39,8 @@ def test_no_objects_are_not_held() -> None:
     assert share(3, 1, objects=0, size_bytes=0) == 0.0
 
 
-@pytest.mark.parametrize("machines", [2, 8])
-@pytest.mark.parametrize("part", [0.3, 0.8, 1.0, 1.1, 1.5])
+@for_each("machines", [2, 8])
+@for_each("part", [0.3, 0.8, 1.0, 1.1, 1.5])
 def test_machines_hold_what_random_places_leave_room_for(machines: int, part: float) -> None:
     objects = 200
     limit_bytes = int(part * objects / machines * MIB)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.cases import for_each
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("runtime", "loader", "functions", "infra/local", "infra/serverless", "infra/docker")
 FILES = sorted(file for source in SOURCES for file in (ROOT / source).rglob("*.py") if "node_modules" not in file.parts)
@@ -57,12 +59,12 @@ def _dangerous_call(call: ast.Call) -> Iterator[str]:
     yield from (f"{call.lineno}: {k}={v}" for k, v in FORBIDDEN_KEYWORDS.items() if k in given and given[k] is v)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+@for_each("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_module_runs_nothing_that_it_reads(file: Path) -> None:
     assert list(dangers(ast.parse(file.read_text()))) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "code",
     [
         "import pickle",

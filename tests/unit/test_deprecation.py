@@ -29,6 +29,7 @@ from stoker_sim import BucketModel, recorded_bucket, recorded_latency
 from stoker_torch import CacheStatistics, LoaderPlan, LoaderStatistics, Preemption, PrefetchSampler
 from stoker_torch._options import MOVED_SETTINGS
 from stoker_torch._sample_cache import LookupStatistics
+from support.cases import for_each
 from support.outside_names.python_api import python_api
 
 PAGE = Path(__file__).parents[2] / "docs" / "api" / "index.md"
@@ -104,7 +105,7 @@ def test_each_deprecated_name_is_in_a_table_of_this_module() -> None:
     assert {*ARGUMENTS, *ATTRIBUTES} == {*MEMBERS}
 
 
-@pytest.mark.parametrize(("owner", "old", "new"), ARGUMENTS)
+@for_each(("owner", "old", "new"), ARGUMENTS)
 def test_a_deprecated_argument_is_taken_with_a_warning_to_the_caller(owner: str, old: str, new: str) -> None:
     function, settings = CALLABLES[owner]
     value = settings.get(new, inspect.signature(function).parameters[new].default)
@@ -123,7 +124,7 @@ def test_code_without_a_module_name_is_warned_as_well() -> None:
         exec("FanoutConfig(start=1)", {"FanoutConfig": FanoutConfig})  # noqa: S102 - as an interpreter embeds code
 
 
-@pytest.mark.parametrize(("owner", "old", "new"), ARGUMENTS)
+@for_each(("owner", "old", "new"), ARGUMENTS)
 def test_an_argument_by_both_names_is_an_error(owner: str, old: str, new: str) -> None:
     function, settings = CALLABLES[owner]
     with pytest.raises(
@@ -132,7 +133,7 @@ def test_an_argument_by_both_names_is_an_error(owner: str, old: str, new: str) -
         function(**{**settings, old: 1, new: 1})
 
 
-@pytest.mark.parametrize(("owner", "old", "new"), ATTRIBUTES)
+@for_each(("owner", "old", "new"), ATTRIBUTES)
 def test_a_deprecated_attribute_is_read_with_a_warning_to_the_caller(owner: str, old: str, new: str) -> None:
     value = OBJECTS[owner]
     with pytest.warns(DeprecationWarning, match=rf"^{owner}\.{old} is deprecated: write {new}$") as caught:
@@ -140,7 +141,7 @@ def test_a_deprecated_attribute_is_read_with_a_warning_to_the_caller(owner: str,
     assert [each.filename for each in caught] == [__file__]
 
 
-@pytest.mark.parametrize(("module", "old", "new"), NAMES)
+@for_each(("module", "old", "new"), NAMES)
 def test_a_deprecated_name_of_a_module_is_the_present_object_with_a_warning(module: str, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated: write {new}$") as caught:
         value = getattr(import_module(module), old)
@@ -151,7 +152,7 @@ def test_a_deprecated_name_of_a_module_is_the_present_object_with_a_warning(modu
         getattr(import_module(module), f"{old}_")
 
 
-@pytest.mark.parametrize(("module", "old", "new"), NAMES)
+@for_each(("module", "old", "new"), NAMES)
 def test_a_deprecated_name_is_imported_from_its_module_with_a_warning(module: str, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated: write {new}$") as caught:
         exec(f"from {module} import {old}", {"__name__": __name__})  # noqa: S102 - the names are ours

@@ -17,6 +17,7 @@ import pytest
 
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Preemption
+from support.cases import for_each
 
 ROOT = Path(__file__).parents[2]
 SHOWN = {
@@ -53,7 +54,7 @@ def public_objects(name: str) -> dict[str, Any]:
     return {each: getattr(module, each) for each in module.__all__ if not each.startswith("_")}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each("name", MODULES)
 def test_every_public_name_is_in_the_api_reference(name: str) -> None:
     shown = [getattr(importlib.import_module(module), each) for module, each in SHOWN]
     assert [each for each, found in public_objects(name).items() if not any(found is other for other in shown)] == []
@@ -68,7 +69,7 @@ def test_the_api_reference_shows_every_object_once_and_none_that_is_not_there() 
     assert len(classes) == len(set(classes))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each("name", MODULES)
 def test_every_parameter_of_a_public_class_or_function_is_described(name: str) -> None:
     assert {
         each: missing for each, found in public_objects(name).items() if (missing := undescribed_parameters(found))

@@ -19,6 +19,7 @@ import torch
 
 import stoker
 from stoker_local import BucketConfig, BucketSpec, running_bucket
+from support.cases import for_each
 from support.public_names import PUBLIC, ROOT
 
 READER = {
@@ -164,7 +165,7 @@ def is_python(text: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in HANDLERS])
+@for_each("name", [name for name in PUBLIC if name not in HANDLERS])
 def test_public_classes_and_functions_have_an_example(name: str) -> None:
     module = import_module(name)
     named = [each for each in module.__all__ if each not in IN_GUIDE]

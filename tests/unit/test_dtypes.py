@@ -8,9 +8,10 @@ from safetensors.torch import save
 from stoker._format import tensorfile
 from stoker._format.tensorfile import DTYPES, dtype_of
 from stoker.errors import SchemaError
+from support.cases import for_each
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@for_each("name", list(DTYPES))
 def test_every_dtype_is_one_of_torch_with_the_same_size_and_safetensors_spells_it_so(name: str) -> None:
     dtype = DTYPES[name]
     tensor = torch.zeros(3, dtype=getattr(torch, name))
@@ -19,7 +20,7 @@ def test_every_dtype_is_one_of_torch_with_the_same_size_and_safetensors_spells_i
     assert written.dtype is dtype
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@for_each("name", list(DTYPES))
 def test_a_dtype_is_found_by_its_name_its_torch_dtype_and_itself(name: str) -> None:
     dtype = DTYPES[name]
     assert dtype_of(name) is dtype
@@ -28,14 +29,14 @@ def test_a_dtype_is_found_by_its_name_its_torch_dtype_and_itself(name: str) -> N
     assert dtype_of(dtype) is dtype
 
 
-@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if not dtype.is_bits])
+@for_each("name", [name for name, dtype in DTYPES.items() if not dtype.is_bits])
 def test_a_dtype_that_numpy_has_is_found_by_its_numpy_dtype_of_either_byte_order(name: str) -> None:
     assert dtype_of(np.dtype(name)) is DTYPES[name]
     assert dtype_of(np.dtype(name).newbyteorder(">")) is DTYPES[name]
     assert dtype_of(np.dtype(name).type) is DTYPES[name]
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@for_each("name", list(DTYPES))
 def test_bits_are_held_in_little_endian(name: str) -> None:
     assert DTYPES[name].holder.str[0] in "<|"
 
@@ -46,7 +47,7 @@ def test_what_numpy_lacks_is_held_as_bits(name: str) -> None:
     assert DTYPES[name].holder.kind == "u"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "complex64", "f4", "<f4", "float", "", "(,f4", "(2,", "f4,f4", "10000000000000000000000f4", "\0", "a", "U9",

@@ -5,13 +5,14 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker._order.random_words import FeistelPermutation, Purpose, words
+from support.cases import for_each
 
 
 def keys(seed: int) -> NDArray[np.uint64]:
     return words(FeistelPermutation.ROUNDS, seed=seed, purpose=Purpose.FULL, epoch=0)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 257, 1000, 4096, 4097, 70_000])
+@for_each("count", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 257, 1000, 4096, 4097, 70_000])
 def test_every_value_of_the_range_is_reached_once(count: int) -> None:
     found = FeistelPermutation(count, keys(1))(np.arange(count))
     assert found.dtype == np.int64
@@ -46,7 +47,7 @@ def test_other_keys_give_another_permutation() -> None:
     assert np.count_nonzero(first == second) < 20  # about one is expected
 
 
-@pytest.mark.parametrize("round_index", range(FeistelPermutation.ROUNDS))
+@for_each("round_index", range(FeistelPermutation.ROUNDS))
 def test_every_round_key_matters(round_index: int) -> None:
     changed = keys(1)
     changed[round_index] ^= np.uint64(1)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stoker._base.arguments import Fraction
 from stoker._base.fields import JsonFields, read_record
 from stoker.errors import ConfigError, EventError
+from support.cases import for_each
 
 Take = Callable[[JsonFields], object]
 
@@ -50,7 +51,7 @@ def test_a_field_that_is_missing_has_its_default_or_is_an_error_that_names_it() 
             take(fields)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("text", 3),
@@ -182,7 +183,7 @@ def test_a_record_is_read_by_its_annotations() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("said", "message"),
     [
         ([], "file is of type list, not an object"),

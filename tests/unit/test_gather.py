@@ -30,6 +30,7 @@ from stoker._fetch.gather import (
 from stoker._fetch.super_samples import locate_values
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
+from support.cases import for_each
 from support.packed_objects import value_at
 from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
 
@@ -208,7 +209,7 @@ def test_a_ragged_value_that_is_not_there_is_an_index_error(index: int) -> None:
         values[index]
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@for_each("name", DTYPES)
 def test_elements_have_the_holders_dtype(name: str) -> None:
     column = stoker.Ragged(name, (2,))
     values = RaggedValues(column, np.zeros(6 * column.dtype.size_bytes, np.uint8), np.array([0, 1, 3]))
@@ -217,8 +218,8 @@ def test_elements_have_the_holders_dtype(name: str) -> None:
     assert values[1].shape == (2, 2)
 
 
-@pytest.mark.parametrize("row_bytes", [1, 2, 3, 4, 8, 16])
-@pytest.mark.parametrize("shift", [0, 1])
+@for_each("row_bytes", [1, 2, 3, 4, 8, 16])
+@for_each("shift", [0, 1])
 def test_rows_are_copied_from_any_address(row_bytes: int, shift: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     addresses = np.array([5, 0, 17, 5]) * row_bytes + shift

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 from stoker import SampleContext, images
 from stoker.errors import ConfigError
 from stoker.images import ImageDecoder, RandomResizedCrop
+from support.cases import for_each
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 simplejpeg: Any = vars(images)["simplejpeg"]
@@ -186,7 +187,7 @@ def test_a_decoder_that_chooses_is_a_value_and_needs_a_context() -> None:
             chooses(encoded(picture(8, 8), "PNG"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: RandomResizedCrop(scale=(0, 1)), r"scale must be .*, not \(0, 1\)"),

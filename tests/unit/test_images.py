@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from stoker import images
 from stoker.errors import ConfigError, MissingExtraError, SampleError
 from stoker.images import ImageDecoder, decode_image
+from support.cases import for_each
 
 simplejpeg: Any = vars(images)["simplejpeg"]
 needs_simplejpeg = pytest.mark.skipif(simplejpeg is None, reason="simplejpeg is not installed")
@@ -88,8 +89,8 @@ def test_other_values_are_refused(value: Any) -> None:
         decode_image(value)
 
 
-@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (64, 64), (33, 200), (10, 12)])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@for_each("shape", [(60, 90), (90, 60), (64, 64), (33, 200), (10, 12)])
+@for_each("kind", ["JPEG", "PNG"])
 def test_crop_keeps_the_middle_and_the_proportions(shape: tuple[int, int], kind: str) -> None:
     data = encoded(picture(*shape), kind)
     full = Image.open(io.BytesIO(data))

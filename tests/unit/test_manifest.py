@@ -15,6 +15,7 @@ from stoker._format.supersample import MAX_OBJECT_BYTES, SuperSampleRecord
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError
+from support.cases import for_each
 from support.supersamples import EVERY_KIND, RUN, manifest_of
 
 TAGS = {
@@ -108,8 +109,8 @@ def test_keys_sort_in_the_order_of_their_numbers() -> None:
     assert sorted(map(version_key, (10, 9, 100))) == list(map(version_key, (9, 10, 100)))
 
 
-@pytest.mark.parametrize("first", TAGS.values(), ids=TAGS)
-@pytest.mark.parametrize("second", TAGS.values(), ids=TAGS)
+@for_each("first", TAGS.values(), ids=TAGS)
+@for_each("second", TAGS.values(), ids=TAGS)
 def test_an_appended_run_keeps_every_tag_whatever_their_kinds(first: list[str], second: list[str]) -> None:
     manifest = manifest_of(first).append_runs(manifest_of(second).rows, PackRun("f" * 16, 0, len(second)))
     back = Manifest.from_bytes(manifest.to_bytes())
@@ -201,7 +202,7 @@ LIES: list[tuple[Callable[[Entries], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "problem"), LIES, ids=[f"{i}-{lie[1]}" for i, lie in enumerate(LIES)])
+@for_each(("change", "problem"), LIES, ids=[f"{i}-{lie[1]}" for i, lie in enumerate(LIES)])
 def test_columns_that_lie_are_a_format_error(change: Callable[[Entries], object], problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         Manifest.from_bytes(forged(manifest_of([""] * 2), change))
@@ -260,7 +261,7 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
     assert len(Manifest.from_bytes(replace(manifest_of(tags), runs=apart).to_bytes())) == len(tags)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("metadata", "problem"),
     [
         ({"stoker_manifest": None}, "not a manifest"),

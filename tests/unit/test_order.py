@@ -11,6 +11,7 @@ from golden import make_order
 from stoker import Order, OrderConfig
 from stoker._order.order import MAX_LANES
 from stoker.errors import ConfigError
+from support.cases import for_each
 from support.units import units_of
 
 GOLDEN: list[make_order.Case] = json.loads(Path(make_order.__file__).with_name("order.json").read_text())
@@ -41,7 +42,7 @@ def test_the_golden_file_is_what_the_independent_script_computes() -> None:
     assert make_order.cases() == GOLDEN
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=golden_name)
+@for_each("case", GOLDEN, ids=golden_name)
 def test_the_order_is_the_golden_one(case: make_order.Case) -> None:
     order = order_of(
         case["samples"],
@@ -58,7 +59,7 @@ def test_the_golden_file_of_sticky_lanes_is_what_the_independent_script_computes
     assert make_order.sticky_cases() == STICKY
 
 
-@pytest.mark.parametrize("golden", STICKY, ids=lambda golden: f"{golden_name(golden['case'])}-{golden['sticky']}")
+@for_each("golden", STICKY, ids=lambda golden: f"{golden_name(golden['case'])}-{golden['sticky']}")
 def test_the_order_of_sticky_lanes_is_the_golden_one(golden: make_order.StickyCase) -> None:
     case = dict(golden["case"])
     ids, samples, epoch = (case.pop(name) for name in ("ids", "samples", "epoch"))

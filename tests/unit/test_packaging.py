@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from support.cases import for_each
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [ROOT / folder for folder in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
@@ -119,7 +121,7 @@ def test_the_version_of_the_wheel_is_that_of_the_package(wheel: Path) -> None:
     assert [info.name for info in wheel.glob("*.dist-info")] == [f"stoker-{version}.dist-info"]
 
 
-@pytest.mark.parametrize("requirement", list(requirements()), ids=str)
+@for_each("requirement", list(requirements()), ids=str)
 def test_a_requirement_has_a_lower_bound_and_a_pin_that_satisfies_it(requirement: Requirement) -> None:
     assert any(bound.operator in (">=", "==", "~=") for bound in requirement.specifier)
     assert pins()[canonicalize_name(requirement.name)] in requirement.specifier

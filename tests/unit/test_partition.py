@@ -9,6 +9,7 @@ import pytest
 
 from stoker._order.sharding import LaneSlice, RankSharding, RankStep
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 
 def ranks_of(world_size: int, **settings: Any) -> list[RankSharding]:
@@ -31,8 +32,8 @@ GRID = list(product([1, 2, 3, 7, 24, 25], [1, 2, 3, 5], [1, 2, 4], [1, 3, 8]))
 IDS = ["{} samples, {} lanes, {} ranks, batch {}".format(*case) for case in GRID]
 
 
-@pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
-@pytest.mark.parametrize("start", [0, 1, 5])
+@for_each(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
+@for_each("start", [0, 1, 5])
 def test_ranks_share_every_position_from_any_start_evenly(
     samples: int, lanes: int, world_size: int, batch_size: int, start: int
 ) -> None:
@@ -53,14 +54,14 @@ def test_ranks_share_every_position_from_any_start_evenly(
     assert position == max(samples, start)
 
 
-@pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
+@for_each(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
 def test_drop_last_gives_full_batches_only(samples: int, lanes: int, world_size: int, batch_size: int) -> None:
     for rank in ranks_of(world_size, samples=samples, lanes=lanes, batch_size=batch_size, drop_last=True):
         steps = walked(rank)
         assert [step.samples for step in steps] == [batch_size] * (samples // (batch_size * world_size))
 
 
-@pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
+@for_each(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
 def test_an_evaluation_gives_every_position_once_and_ranks_differ_by_one_step(
     samples: int, lanes: int, world_size: int, batch_size: int
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_rank_keeps_to_lanes_of_its_own_where_the_numbers_allow_it() -> None:
         assert rank.max_open_lanes() == 2
 
 
-@pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
+@for_each(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
 def test_no_full_step_has_more_lanes_in_progress_than_documented(
     samples: int, lanes: int, world_size: int, batch_size: int
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from golden import make_order
 from stoker._order import random_words
 from stoker._order.random_words import Purpose, permutation, words
+from support.cases import for_each
 
 ONES = (1 << 64) - 1
 
@@ -37,8 +38,8 @@ def test_the_golden_script_s_philox_gives_the_known_answers_of_random123(
     assert make_order.philox4x64(counter, key) == block
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
-@pytest.mark.parametrize(("seed", "epoch", "index", "part"), [(0, 0, 0, 0), (7, 3, 1_000_000, 65_535), (ONES, 1, 2, 3)])
+@for_each("purpose", list(Purpose))
+@for_each(("seed", "epoch", "index", "part"), [(0, 0, 0, 0), (7, 3, 1_000_000, 65_535), (ONES, 1, 2, 3)])
 def test_words_are_those_of_the_paper_at_the_documented_counter(
     purpose: Purpose, seed: int, epoch: int, index: int, part: int
 ) -> None:
@@ -95,8 +96,8 @@ def test_permutations_are_uniform() -> None:
     assert chi_squared < 25.7  # the 0.9999 quantile for 5 degrees of freedom; the draw is seeded
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 255, 256, 257, 70_000])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@for_each("count", [0, 1, 2, 3, 255, 256, 257, 70_000])
+@for_each("seed", [0, 1, 2])
 def test_a_permutation_is_the_stable_argsort_of_its_words(count: int, seed: int) -> None:
     drawn = words(count, seed=seed, purpose=Purpose.BLOCK, epoch=3, index=1)
     order = permutation(count, seed=seed, purpose=Purpose.BLOCK, epoch=3, index=1)

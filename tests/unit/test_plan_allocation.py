@@ -10,6 +10,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker_sim._allocation import POLICIES, Allocation, Cluster, TrainingJob, allocate
 from support.allocating import best_rate, job
+from support.cases import for_each
 
 FAST = job("fast", 100, 10.0)
 SLOW = job("slow", 100, 2.0)
@@ -148,8 +149,8 @@ def test_jobs_that_disagree_on_the_data_set_that_they_share_are_refused(field: s
         refused(job("a", 100, 1.0, "x"), other)
 
 
-@pytest.mark.parametrize("name", ["dataset_bytes", "compute_bytes_per_second", "nodes"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@for_each("name", ["dataset_bytes", "compute_bytes_per_second", "nodes"])
+@for_each("value", [0, -1, float("nan"), float("inf")])
 def test_a_job_that_cannot_be_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be (more than 0|at least 1) and less than inf, not {value}"):
         TrainingJob(**{"name": "x", "dataset_bytes": 1, "compute_bytes_per_second": 1.0, name: value})  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from stoker_sim._experiments import infinicache, load_paper
 from stoker_sim._experiments.infinicache import Billing, Upkeep, WarmFleet, object_hours, read_seconds, simulate_losses
 from stoker_sim._warm_fleet import ReclaimModel, place_shards
 from stoker_warm._erasure import ErasureCode
+from support.cases import for_each
 
 HOUR = 3600.0
 NEVER = Upkeep(warm_seconds=60.0, backup_seconds=None)
@@ -149,7 +150,7 @@ def test_the_papers_availability_and_bills_are_met() -> None:
     assert [table.to_csv() for table in infinicache.run(True).tables] == [table.to_csv() for table in outcome.tables]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: ReclaimModel(mean_life_seconds=0.0),

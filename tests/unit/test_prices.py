@@ -14,6 +14,7 @@ from stoker import Operation, Prices
 from stoker._base.meter import PriceKey
 from stoker._cost.prices import GB_BYTES
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")
 
@@ -43,7 +44,7 @@ def test_the_packaged_file_says_its_date_and_where_each_price_comes_from() -> No
             assert entry.region
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("scheme", "operation", "per_million"),
     [
         ("s3", Operation.GET, 0.4),
@@ -214,7 +215,7 @@ def test_a_wrong_price_file_is_refused_with_the_place(tmp_path: Path, old: str, 
     assert "prices.toml" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "name"),
     [
         (PriceKey("s3://b/train", "https://0a1b.r2.cloudflarestorage.com"), "Cloudflare R2 Standard"),

@@ -19,6 +19,7 @@ import stoker.testing
 import stoker_functions
 import stoker_sim
 from stoker import errors
+from support.cases import for_each
 from support.outside_names.python_api import imports_of
 from support.public_names import PUBLIC, ROOT
 
@@ -49,7 +50,7 @@ def test_the_names_that_are_loaded_lazily_are_those_that_type_checkers_see_and_t
     assert set(package.__all__) <= set(dir(package))
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@for_each("name", PUBLIC)
 def test_a_public_module_lists_its_names_and_has_each(name: str) -> None:
     module = import_module(name)
     names = list(module.__all__)
@@ -82,7 +83,7 @@ def test_importing_stoker_loads_errors_alone_and_each_name_what_it_needs() -> No
     assert names == "Dataset 64 True"
 
 
-@pytest.mark.parametrize("file", [*PAGES, *EXAMPLES], ids=lambda file: file.name)
+@for_each("file", [*PAGES, *EXAMPLES], ids=lambda file: file.name)
 def test_pages_and_examples_import_public_names_only(file: Path) -> None:
     for module, name in imports_of(file):
         assert module in PUBLIC, f"{file.name} imports the private module {module}"
@@ -90,7 +91,7 @@ def test_pages_and_examples_import_public_names_only(file: Path) -> None:
         assert not name or name in import_module(module).__all__ or named in PUBLIC, f"{file.name} imports {named}"
 
 
-@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
+@for_each("page", FOR_USERS, ids=lambda page: page.name)
 def test_pages_for_users_name_nothing_private(page: Path) -> None:
     assert PRIVATE.findall(page.read_text("utf-8")) == []
 
@@ -123,7 +124,7 @@ def described(name: str, value: object) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{member}", str(function.__doc__)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@for_each("name", PUBLIC)
 def test_docstrings_of_public_names_do_not_refer_to_private_modules(name: str) -> None:
     module = import_module(name)
     found = [(name, str(module.__doc__))]

@@ -13,6 +13,7 @@ from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.schema import MAX_COLUMNS, MAX_DIMENSIONS
 from stoker._format.tensorfile import DTYPES
 from stoker.errors import ConfigError, FormatError, SchemaError
+from support.cases import for_each
 from support.supersamples import EVERY_KIND, every_dtype, value_of
 
 NUMPY_HAS = [name for name, dtype in DTYPES.items() if not dtype.is_bits]
@@ -23,8 +24,8 @@ def decoded(column: Column, data: bytes) -> Any:
     return column.decode(memoryview(data))
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
-@pytest.mark.parametrize("kind", [Array, Ragged])
+@for_each("name", list(DTYPES))
+@for_each("kind", [Array, Ragged])
 def test_an_array_of_every_dtype_comes_back_bit_for_bit(name: str, kind: Callable[..., Column]) -> None:
     column = kind(name, (3, 2))
     value = value_of(column, random.Random(1))
@@ -34,14 +35,14 @@ def test_an_array_of_every_dtype_comes_back_bit_for_bit(name: str, kind: Callabl
     assert back.tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@for_each("name", list(DTYPES))
 def test_a_tensor_of_every_dtype_is_stored_as_its_bits(name: str) -> None:
     tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
     stored = Array(name, (2, 3)).encode(tensor)
     assert torch.frombuffer(bytearray(stored), dtype=tensor.dtype).reshape(2, 3).equal(tensor)
 
 
-@pytest.mark.parametrize("name", NUMPY_HAS)
+@for_each("name", NUMPY_HAS)
 def test_big_endian_arrays_are_stored_little_endian(name: str) -> None:
     value, column = np.arange(6).astype(np.dtype(name).newbyteorder(">")), Array(name, (6,))
     assert decoded(column, column.encode(value)).tolist() == value.tolist()
@@ -72,7 +73,7 @@ def test_bits_are_not_made_from_other_numbers(name: str, value: object) -> None:
         Array(name, 2).encode(value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "value"),
     [
         (Array("int64"), 3),
@@ -94,7 +95,7 @@ def test_python_numbers_that_fit_are_stored(column: Column, value: object) -> No
     assert decoded(column, column.encode(value)).tolist() == np.asarray(value).tolist()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "value", "problem"),
     [
         (Array("uint8"), 256, "256 does not fit uint8"),
@@ -153,10 +154,8 @@ def test_decoded_arrays_own_their_memory() -> None:
     assert value.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize(
-    "shape", [(0,), (-1,), (True,), (2.0,), "ab", None, (1,) * (MAX_DIMENSIONS + 1), (1 << 20, 1 << 20)]
-)
-@pytest.mark.parametrize("kind", [Array, Ragged])
+@for_each("shape", [(0,), (-1,), (True,), (2.0,), "ab", None, (1,) * (MAX_DIMENSIONS + 1), (1 << 20, 1 << 20)])
+@for_each("kind", [Array, Ragged])
 def test_a_shape_that_cannot_be_is_refused(kind: Callable[[str, object], Column], shape: object) -> None:
     with pytest.raises(SchemaError, match="shape"):
         kind("uint8", shape)
@@ -185,7 +184,7 @@ def test_classes_must_be_text() -> None:
         Array("int64", classes=(1, 2))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["", "1a", "__crc32c__", "__x", "a.offsets", "a b", "é", "a\n", 3, None])
+@for_each("name", ["", "1a", "__crc32c__", "__x", "a.offsets", "a b", "é", "a\n", 3, None])
 def test_a_column_name_that_is_not_an_identifier_is_refused(name: Any) -> None:
     with pytest.raises(SchemaError, match=r"column name .* is invalid"):
         Schema({name: Text()})
@@ -292,7 +291,7 @@ NOT_A_SCHEMA = [
 ]
 
 
-@pytest.mark.parametrize("text", NOT_A_SCHEMA, ids=lambda text: text[:80])
+@for_each("text", NOT_A_SCHEMA, ids=lambda text: text[:80])
 def test_json_that_is_no_schema_is_a_schema_error(text: str) -> None:
     with pytest.raises(SchemaError) as refused:
         Schema.from_json(text)

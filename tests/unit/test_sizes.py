@@ -4,9 +4,10 @@ import pytest
 
 from stoker._base.sizes import format_bytes, parse_bytes, parse_rate
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "size_bytes"),
     [
         ("8MiB", 8 << 20),
@@ -26,7 +27,7 @@ def test_a_size_is_read_exactly(text: str | int, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "8M", "-1", -1, True, "1e9", "MiB", "8 MiB 3", "٨MiB", "1.", "nan", "9" * 100])
+@for_each("text", ["", "8M", "-1", -1, True, "1e9", "MiB", "8 MiB 3", "٨MiB", "1.", "nan", "9" * 100])
 def test_what_is_not_a_size_is_refused(text: str | int) -> None:
     with pytest.raises(ConfigError):
         parse_bytes(text)
@@ -65,9 +66,7 @@ def test_a_rate_is_read_in_bytes_or_bits_a_second(text: str | int, bytes_per_sec
     assert parse_rate(text) == bytes_per_second
 
 
-@pytest.mark.parametrize(
-    "text", ["", "10G", "10Gb", "1 mb/s", "-1Gbit", -1, True, "Gbit", "1Gbit/min", "/s", "1" * 50 + "Gbit"]
-)
+@for_each("text", ["", "10G", "10Gb", "1 mb/s", "-1Gbit", -1, True, "Gbit", "1Gbit/min", "/s", "1" * 50 + "Gbit"])
 def test_what_is_not_a_rate_is_refused(text: str | int) -> None:
     with pytest.raises(ConfigError, match="not a rate; write for example 10Gbit"):
         parse_rate(text)

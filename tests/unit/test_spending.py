@@ -9,6 +9,7 @@ import pytest
 
 from stoker._cost.prices import CostBudget, parse_dollars
 from stoker.errors import ConfigError, CostBudgetError, MemoryBudgetError, SpendingWarning
+from support.cases import for_each
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_an_amount_is_a_number_or_text_with_its_currency(text: float | str, doll
     assert parse_dollars(text) == dollars
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

@@ -16,6 +16,7 @@ from stoker._format import tensorfile
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, PackOrigin, SuperSample, SuperSampleBuilder
 from stoker._format.tensorfile import DTYPES
 from stoker.errors import ChecksumError, FormatError, SchemaError
+from support.cases import for_each
 from support.supersamples import EVERY_KIND, ORIGIN, built, every_dtype, samples_of
 
 SCHEMAS = {"every kind": EVERY_KIND, "every dtype": every_dtype(), "one column": Schema({"x": Array("uint8")})}
@@ -64,7 +65,7 @@ def test_safetensors_reads_every_column_as_a_tensor_of_its_own_dtype(schema: Sch
             assert tensors[f"{name}.offsets"].tolist() == ends.tolist()
 
 
-@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if not dtype.is_bits])
+@for_each("name", [name for name, dtype in DTYPES.items() if not dtype.is_bits])
 def test_a_column_is_the_array_that_safetensors_gives(name: str) -> None:
     schema = Schema({"x": Array(name, (3,)), "y": Ragged(name)})
     data, _ = built(schema, samples_of(schema, 6))
@@ -197,7 +198,7 @@ def test_a_row_that_is_not_there_is_an_index_error() -> None:
             opened[row]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "value", "problem"),
     [
         ("stoker", None, "not a super-sample"),

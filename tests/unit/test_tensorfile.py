@@ -18,6 +18,7 @@ from stoker._format.tensorfile import (
     parse_length,
 )
 from stoker.errors import FormatError
+from support.cases import for_each
 
 
 def file_of(header: object, data: bytes = b"") -> bytes:
@@ -146,14 +147,14 @@ def test_what_is_accepted_safetensors_reads_too_with_the_same_shapes(name: str) 
     assert {key: array.shape for key, array in safetensors.numpy.load(ACCEPTED[name]).items()} == shapes
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each("name", REFUSED)
 def test_a_wrong_or_malformed_header_is_refused(name: str) -> None:
     with pytest.raises(FormatError) as refused:
         parsed(REFUSED[name])
     assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each("name", REFUSED)
 def test_safetensors_refuses_it_too_but_for_what_is_listed(name: str) -> None:
     try:
         safetensors.numpy.load(REFUSED[name])

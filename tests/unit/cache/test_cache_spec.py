@@ -9,6 +9,7 @@ import pytest
 
 from stoker._cache.tiers import CacheSpec
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch
     assert CacheSpec.parse("disk:~/cache?limit=1").path == Path("/home/someone/cache")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("", "not a cache"),

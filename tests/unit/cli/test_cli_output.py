@@ -10,6 +10,7 @@ import pytest
 from stoker import Array, Bytes, Column, Ragged, Text
 from stoker._maintenance.inspection import BadObject
 from stoker.cli.output import describe, format_bad_object, format_count, json_text, make_printable, preview, table
+from support.cases import for_each
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_columns_are_described(column: Column, text: str) -> None:
     assert describe(column) == text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "value", "text"),
     [
         (Bytes(), b"", "0 bytes"),

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from stoker._cluster.catalog import Catalog, Decision, Reply
+from support.cases import for_each
 
 SIZE = 0x1000
 
@@ -197,8 +198,8 @@ class Clients:
         return [name for name, owner in self.owners.items() if owner == client]
 
 
-@pytest.mark.parametrize(("limit", "passing"), [(6, 0), (3, 2), (0, 3)])
-@pytest.mark.parametrize("seed", range(200))
+@for_each(("limit", "passing"), [(6, 0), (3, 2), (0, 3)])
+@for_each("seed", range(200))
 def test_whatever_clients_do_one_owns_an_object_and_every_request_is_answered_once(
     seed: int, limit: int, passing: int
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from stoker._cache.index import name_of
 from stoker._cluster.members import Member, Members
 from stoker._shared.address import Address
+from support.cases import for_each
 from support.cluster import object_of
 
 NAMES = [name_of(object_of(number, 10)[0]) for number in range(3000)]
@@ -64,7 +65,7 @@ def test_a_description_survives_json() -> None:
     assert Member.decode(member(3).encode()) == member(3)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fields",
     [
         None,

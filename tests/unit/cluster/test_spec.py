@@ -10,9 +10,10 @@ from stoker._base.machine import inspect_machine
 from stoker._cluster import client as client_module
 from stoker._cluster.client import ClusterTier
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("memory:", "it must have limit="),

@@ -9,6 +9,7 @@ import pytest
 from stoker import errors
 from stoker.errors import ConfigError, FunctionError, MissingExtraError, ServerError, ThrottledError, TransientError
 from stoker.fanout import ExecutorOptions, error_of_function, executor_names, open_executor
+from support.cases import for_each
 
 
 def test_the_executors_of_stoker_are_installed() -> None:
@@ -71,7 +72,7 @@ def test_settings_of_functions_are_not_in_the_options_text() -> None:
     assert "hidden" not in repr(ExecutorOptions(environment={"STOKER_CATALOG_PASSWORD": "hidden"}))
 
 
-@pytest.mark.parametrize("name", [each for each in errors.__all__ if issubclass(getattr(errors, each), TransientError)])
+@for_each("name", [each for each in errors.__all__ if issubclass(getattr(errors, each), TransientError)])
 def test_a_functions_transient_error_keeps_its_class(name: str) -> None:
     error = error_of_function("pack", name, "try later")
     assert type(error).__name__ == name

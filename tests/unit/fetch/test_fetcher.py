@@ -28,6 +28,7 @@ from stoker.errors import (
     ObjectTruncatedError,
 )
 from stoker.testing import run_virtual
+from support.cases import for_each
 from support.faulty_store import StoreProfile
 from support.fetching import BODY, SLOT_BYTES, Bench, seconds
 
@@ -272,7 +273,7 @@ def test_a_bug_in_an_adapter_comes_through_as_itself_and_frees_the_slot() -> Non
     run_virtual(main())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         {"attempts": 0},

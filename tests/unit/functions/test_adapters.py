@@ -15,6 +15,7 @@ import stoker_functions
 import stoker_functions.aws as aws
 from stoker.errors import ConfigError, EventError
 from stoker_functions._instance import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
+from support.cases import for_each
 from support.deployments import Place
 
 FOLDER = Path(stoker_functions.__file__).parent
@@ -146,7 +147,7 @@ def test_a_wrong_setting_is_reported_at_every_invocation(place: Place, monkeypat
     monkeypatch.delenv("STOKER_TIMEOUT_SECONDS")
 
 
-@pytest.mark.parametrize(("adapter", "name"), CASES)
+@for_each(("adapter", "name"), CASES)
 def test_every_function_is_there_under_its_name(adapter: str, name: str) -> None:
     assert callable(getattr(__import__(f"stoker_functions.{adapter}", fromlist=["x"]), name))
 

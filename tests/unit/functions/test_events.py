@@ -9,6 +9,7 @@ import pytest
 from stoker._pack.merge import FanoutJob
 from stoker.errors import EventError
 from stoker_functions._commit import read_commit_event, read_compact_event
+from support.cases import for_each
 
 JOB, A, B = "0123456789abcdef", "a" * 16, "b" * 16
 
@@ -31,7 +32,7 @@ def test_a_job_may_have_as_many_runs_as_a_fan_out_has_parts() -> None:
         read_commit_event({"dataset": "d", "job": JOB, "runs": [*runs, A]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("event", "problem"),
     [
         ({}, "no field 'dataset'"),

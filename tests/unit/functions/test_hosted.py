@@ -31,6 +31,7 @@ from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment, InvocationDeadline
 from stoker_functions._ingest import ingest_object
 from stoker_functions._instance import answer_request
+from support.cases import for_each
 from support.deployments import DelayedStore, Place
 
 
@@ -72,7 +73,7 @@ def test_the_answer_is_what_the_handler_returns() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "status"),
     [
         (EventError, 400),

@@ -10,6 +10,7 @@ import pytest
 from stoker.abc import ObjectInfo
 from stoker.errors import EventError
 from stoker_functions._ingest import NotifiedObject, parse_queue_messages, parse_storage_object
+from support.cases import for_each
 
 ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 
@@ -82,7 +83,7 @@ def test_a_notification_as_amazon_documents_it_tells_of_an_object() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sent", "key"),
     [
         ("a.jpg", "a.jpg"),
@@ -174,7 +175,7 @@ def without(*way: str) -> dict[str, Any]:
     return {"Records": [record]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         "",
@@ -267,7 +268,7 @@ def test_names_of_googles_objects_are_not_decoded(name: str) -> None:
     assert parse_storage_object(storage_data(name=name)).info.key == name
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         None,

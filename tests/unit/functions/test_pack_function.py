@@ -25,6 +25,7 @@ from stoker.errors import (
 from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
+from support.cases import for_each
 from support.deployments import DelayedStore, Place, plenty
 from support.packing import read_objects
 
@@ -249,7 +250,7 @@ for _ in range(100_000):
     DEEP = [DEEP]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "problem"),
     [
         ({"dataset": None}, "'dataset' is None"),

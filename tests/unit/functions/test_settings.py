@@ -12,6 +12,7 @@ import pytest
 from stoker.errors import ConfigError, EventError
 from stoker_functions import _deployment as settings_module
 from stoker_functions._deployment import DeploymentSettings, IngestSettings
+from support.cases import for_each
 
 SECRET = "correct-horse-battery"
 
@@ -57,7 +58,7 @@ def test_variables_that_are_set_to_nothing_are_as_if_they_were_not_set() -> None
     ) == DeploymentSettings.from_environment({})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("STOKER_DATASETS", "s3://data/train"),

@@ -15,6 +15,7 @@ from stoker import SampleContext
 from stoker.errors import ConfigError
 from stoker_torch import Loader, LoaderConfig, StreamDataset
 from stoker_torch._user_functions import add_context_argument
+from support.cases import for_each
 from support.datasets import pack_numbers
 
 SAMPLES = 150
@@ -159,11 +160,11 @@ def test_a_function_asks_by_the_name_of_a_parameter(function: Callable[..., Any]
     assert add_context_argument(function)("text", SampleContext(seed=0, epoch=0, sample=7)) == result
 
 
-@pytest.mark.parametrize(
+@for_each(
     "function",
     [lambda: 0, lambda sample, generator: 0, lambda sample, context, size: 0, lambda context: 0, lambda *, sample: 0],
 )
-@pytest.mark.parametrize("name", ["transform", "decode"])
+@for_each("name", ["transform", "decode"])
 def test_what_cannot_be_called_is_refused_when_the_loader_is_made(name: str, function: Callable[..., Any]) -> None:
     settings: dict[str, Any] = {name: {"text": function} if name == "decode" else function}
     with pytest.raises(

@@ -11,6 +11,7 @@ import torch
 
 from stoker._fetch.gather import gather_rows
 from stoker_torch._tensors import BufferPool, can_pin_memory
+from support.cases import for_each
 
 MEMORY = memoryview(bytearray(range(256)) * 64)
 
@@ -51,7 +52,7 @@ def test_a_dropped_buffer_is_used_again() -> None:
     assert pool.buffers_made == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "hold",
     [
         lambda array: array,

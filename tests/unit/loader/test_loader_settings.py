@@ -20,6 +20,7 @@ from stoker.errors import ConfigError, RankMismatchError, StateError
 from stoker_torch import Loader, LoaderConfig, StreamConfig, StreamDataset, WorkerOptions
 from stoker_torch._ranks import compare_ranks, find_rank
 from stoker_torch._state import RunState
+from support.cases import for_each
 from support.datasets import pack_numbers
 
 STATE = RunState(
@@ -27,11 +28,11 @@ STATE = RunState(
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["batch_size", "seed", "window", "lanes", "rank", "world_size", "limit", "version", "epochs", "workers"],
 )
-@pytest.mark.parametrize("value", [-1, 1.0, "1", True, float("nan")])
+@for_each("value", [-1, 1.0, "1", True, float("nan")])
 def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} "):
         LoaderConfig(**{"batch_size": 1, name: value})
@@ -54,7 +55,7 @@ def test_numpy_integers_become_pythons() -> None:
     assert [type(value) for value in (config.batch_size, config.seed, config.limit)] == [int] * 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("drop_last", "no"),
@@ -96,7 +97,7 @@ def test_a_state_goes_through_plain_values_and_back() -> None:
     assert RunState.from_dict(plain) == STATE
 
 
-@pytest.mark.parametrize(
+@for_each(
     "damage",
     [
         lambda state: [],

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.errors import StateError
 from stoker_torch._state import RunState
+from support.cases import for_each
 
 STATE = RunState(
     epoch=3, position=70, dataset="digits", version=2, seed=7, shuffle="window", window=8, lanes=4, limit=None
@@ -38,7 +39,7 @@ NO_COUNTS: list[Any] = [-1, 2.0, True, "3", None, [], 1 << 64]
 NO_TEXTS: list[Any] = [None, 3, [], b"digits"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         *((name, value) for name in ("epoch", "position", "seed") for value in NO_COUNTS),

@@ -17,6 +17,7 @@ import torch
 
 from stoker.errors import FormatError, SampleError
 from stoker_torch._disk_cache import MAX_DEPTH, decode_sample, encode_sample
+from support.cases import for_each
 from support.same import same
 
 RANDOM = torch.Generator().manual_seed(3)  # test names hold the values: they are the same in every process
@@ -82,7 +83,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("sample", [*TENSORS, *ARRAYS, *PLAIN, *NESTED], ids=lambda sample: repr(sample)[:40])
+@for_each("sample", [*TENSORS, *ARRAYS, *PLAIN, *NESTED], ids=lambda sample: repr(sample)[:40])
 def test_a_sample_comes_back_with_its_types_and_bits(sample: Any) -> None:
     assert same(decode_sample(encode_sample(sample)), sample)
 
@@ -149,7 +150,7 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize(("named", "sample"), UNSUPPORTED.items(), ids=UNSUPPORTED)
+@for_each(("named", "sample"), UNSUPPORTED.items(), ids=UNSUPPORTED)
 def test_anything_else_is_an_error_that_names_it(named: str, sample: Any) -> None:
     with pytest.raises(SampleError, match=named):
         encode_sample(sample)
@@ -184,7 +185,7 @@ def crafted(structure: str, values: bytes = b"") -> bytes:
     return struct.pack("<4sHxxIxxxxQ", b"SKSM", 1, len(text), 24 + len(body)) + body
 
 
-@pytest.mark.parametrize(
+@for_each(
     "structure",
     [
         "",

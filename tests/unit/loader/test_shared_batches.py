@@ -24,6 +24,7 @@ from stoker._fetch.gather import gather_rows as plain_gather
 from stoker.errors import StokerError
 from stoker_torch import RaggedColumn, _shared_batches
 from stoker_torch._shared_batches import SharedBatch, SharedBuffers
+from support.cases import for_each
 
 LARGE = 1 << 20
 """Elements of a tensor that is sent in a buffer of its own."""
@@ -57,8 +58,8 @@ def count_buffers(buffers: SharedBuffers) -> int:
 DTYPES = [torch.uint8, torch.bool, torch.int16, torch.float32, torch.int64, torch.bfloat16, torch.float16, torch.cfloat]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (3, 7), (200, 300)])
+@for_each("dtype", DTYPES, ids=str)
+@for_each("shape", [(), (0,), (3, 0), (5,), (3, 7), (200, 300)])
 def test_a_tensor_of_any_dtype_and_shape_is_received_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     sent = {"a": torch.ones(1), "values": torch.randint(0, 2, shape).to(dtype), "b": torch.arange(3)}
     received = through_pipe(sent, SharedBuffers())

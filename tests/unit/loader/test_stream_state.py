@@ -10,6 +10,7 @@ import pytest
 from stoker.errors import StateError
 from stoker_torch import merge_states
 from stoker_torch._state import StreamState
+from support.cases import for_each
 
 
 def state(delivered: dict[int, int], **more: Any) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def test_a_state_is_plain_values_and_comes_back_from_json() -> None:
     assert StreamState.from_dict(json.loads(json.dumps(plain))).to_dict() == plain
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         {},

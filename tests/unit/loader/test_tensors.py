@@ -16,6 +16,7 @@ from stoker._fetch.gather import Columns, RaggedValues
 from stoker._format.tensorfile import DTYPES
 from stoker_torch import RaggedColumn
 from stoker_torch._tensors import pin_batch, stack_values, to_tensor, to_tensors
+from support.cases import for_each
 
 LENGTHS = [2, 0, 3, 1]
 
@@ -82,8 +83,8 @@ def test_what_selects_several_gives_a_column_of_copies(selection: Any, places: l
     assert list(text()[selection]) == [list(text())[place] for place in places]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (2,)])
+@for_each("dtype", DTYPES)
+@for_each("shape", [(), (2,)])
 def test_every_dtype_can_be_selected_and_padded(dtype: str, shape: tuple[int, ...]) -> None:
     column = ragged(dtype, shape)
     assert column[[2, 0]].values.dtype == column.values.dtype
@@ -161,7 +162,7 @@ def test_the_repr_says_what_it_is_without_its_values() -> None:
     assert repr(text()) == "<RaggedColumn text: 4 values of 0 to 3 elements, 6 in all, on cpu>"
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@for_each("dtype", DTYPES.values(), ids=DTYPES)
 def test_tensors_share_the_arrays_memory_and_have_the_columns_dtype(dtype: Any) -> None:
     array = np.zeros((3, 2), dtype.holder)
     tensor = to_tensor(array, dtype)

@@ -13,6 +13,7 @@ import pytest
 from stoker._stores.options import is_loopback
 from stoker_local import BucketConfig, BucketSpec, GcsConfig, KeyPair, LocalBucket, running_bucket
 from stoker_local.__main__ import _bucket_config, _parser, main
+from support.cases import for_each
 from support.local_bucket import exchange, signed_request
 
 OPEN = BucketSpec(name="open", anonymous=True)
@@ -41,8 +42,8 @@ def test_by_default_only_this_machine_is_served() -> None:
     assert is_loopback(_parser().parse_args(["bucket"]).host)
 
 
-@pytest.mark.parametrize("host", ELSEWHERE)
-@pytest.mark.parametrize(
+@for_each("host", ELSEWHERE)
+@for_each(
     "make",
     [
         lambda host: BucketConfig(host=host),

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_local._http1 import BadRequestError, ServerResponse, compose_head, parse_head
+from support.cases import for_each
 
 
 def test_a_request_head_is_parsed_into_decoded_parts() -> None:
@@ -30,7 +31,7 @@ def test_connections_are_kept_as_the_version_and_header_say(head: bytes, keep_al
     assert parse_head(head).keep_alive is keep_alive
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         b"",

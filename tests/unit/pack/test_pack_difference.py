@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import pytest
-
 from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._pack.plan import describe_schema_difference
+from support.cases import for_each
 
 COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=("cat", "dog"))}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "said"),
     [
         (COLUMNS, ""),

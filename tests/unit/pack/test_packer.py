@@ -25,6 +25,7 @@ from stoker._pack.record import record_key
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
 from stoker.testing import WatchedStore
+from support.cases import for_each
 from support.packing import (
     SCHEMA,
     SlowStore,
@@ -234,7 +235,7 @@ def test_an_empty_source_makes_no_data_set_and_leaves_nothing() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"mode": "replace"},

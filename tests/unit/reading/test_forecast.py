@@ -12,6 +12,7 @@ from stoker._fetch.range_plan import count_units_read
 from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
+from support.cases import for_each
 
 
 def manifest(super_samples: int, samples_each: int) -> Manifest:
@@ -30,9 +31,9 @@ def manifest(super_samples: int, samples_each: int) -> Manifest:
     )
 
 
-@pytest.mark.parametrize("shuffle", ["none", "block", "window"])
-@pytest.mark.parametrize("limit", [40, 200, 552, 1400])  # whole steps: a short last one reads some again
-@pytest.mark.parametrize(("lanes", "world_size"), [(1, 1), (4, 2), (4, 4)])
+@for_each("shuffle", ["none", "block", "window"])
+@for_each("limit", [40, 200, 552, 1400])  # whole steps: a short last one reads some again
+@for_each(("lanes", "world_size"), [(1, 1), (4, 2), (4, 4)])
 def test_the_super_samples_of_an_epoch_are_foreseen(shuffle: Any, limit: int, lanes: int, world_size: int) -> None:
     index = manifest(super_samples=56, samples_each=25)
     order = OrderConfig(seed=1, shuffle=shuffle, window=6, lanes=lanes)

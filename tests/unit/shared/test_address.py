@@ -4,6 +4,7 @@ import pytest
 
 from stoker._shared.address import Address
 from stoker.errors import ConfigError
+from support.cases import for_each
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ def test_an_address_is_read_and_written_alike(text: str, host: str, port: int) -
     assert str(Address(host, port)) == text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

@@ -27,6 +27,7 @@ from stoker._shared.protocol import (
 from stoker._shared.read_through import ReadThrough
 from stoker.abc import ObjectRef
 from stoker.errors import CredentialsError, StoreError, TruncatedError, UnexpectedAnswerError
+from support.cases import for_each
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, offered, running, server_of
 from support.waiting import until
 
@@ -102,7 +103,7 @@ def test_a_missing_part_is_read_through_for_later_requests(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         b"",
@@ -176,8 +177,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@for_each("case", HOSTILE)
+@for_each("framing", ["length", "chunked", "close"])
 def test_a_stream_that_was_not_requested_is_an_error_and_writes_nowhere_else(case: str, framing: str) -> None:
     stream, kind = HOSTILE[case]
 

@@ -10,6 +10,7 @@ import pytest
 from stoker._order.epoch_layout import MAX_EPOCH, MAX_SLICES
 from stoker.errors import ConfigError, EventError
 from stoker_functions._shuffle_job.work import ShuffleTask
+from support.cases import for_each
 from support.materialized import WAYS, plan_tasks
 
 EVENT: dict[str, Any] = {
@@ -45,7 +46,7 @@ NO_NUMBERS: list[Any] = ["3", 1.0, True, -1, [], {}]
 NO_TEXTS: list[Any] = [3, [], {}, None, "x" * 5000]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         *((name, value) for name in EVENT if name not in ("dataset", "way", "step") for value in NO_NUMBERS),

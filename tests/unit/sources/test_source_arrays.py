@@ -18,6 +18,7 @@ from stoker._sources import arrays, open_source
 from stoker.abc import ObjectInfo
 from stoker.errors import PackError, StokerError
 from stoker.testing import WatchedStore
+from support.cases import for_each
 from support.memory import memory_of
 from support.places import look, put_all, read_all
 
@@ -165,7 +166,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_a_hostile_or_unfit_npy_file_is_an_error_that_names_it(name: str) -> None:
     put_all("memory://hostile", {"bad.npy": HOSTILE[name]()})
     with pytest.raises(PackError, match=r"memory://hostile/bad\.npy") as caught:
@@ -228,7 +229,7 @@ def two_of_a_name() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", HOSTILE_NPZ)
+@for_each("name", HOSTILE_NPZ)
 def test_a_hostile_or_unfit_npz_file_is_an_error_that_names_it(name: str) -> None:
     put_all("memory://hostile", {"bad.npz": HOSTILE_NPZ[name]()})
     with pytest.raises(PackError, match=r"memory://hostile/bad\.npz"):

@@ -16,10 +16,11 @@ from stoker import Array, Packer
 from stoker._base.checksum import crc32c
 from stoker._sources.containers import SNIFFED_BYTES, detect_by_content, detect_by_name
 from stoker.errors import ConfigError, PackError
+from support.cases import for_each
 from support.places import look, put_all, read_all, tar_of
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "kind"),
     [
         ("a/x.csv", "CSV table"),
@@ -95,7 +96,7 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", BEGINNINGS)
+@for_each("kind", BEGINNINGS)
 def test_a_container_is_known_by_how_it_begins(kind: str) -> None:
     assert detect_by_content(BEGINNINGS[kind][:SNIFFED_BYTES]) == kind
 
@@ -107,7 +108,7 @@ def test_a_super_sample_is_known_by_how_it_begins() -> None:
     assert set(found) == {"safetensors file"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "beginning",
     [
         b"",

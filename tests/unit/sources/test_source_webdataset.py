@@ -15,6 +15,7 @@ from stoker import Array, Bytes, Text
 from stoker._sources import ObjectSource
 from stoker._sources.webdataset import WebDataset
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError
+from support.cases import for_each
 from support.places import look, put_all, read_all, tar_of, with_source
 
 MEMBERS = [
@@ -173,7 +174,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_a_hostile_or_unfit_tar_is_an_error_that_names_it(name: str) -> None:
     content, message = HOSTILE[name]
     put_all("memory://hostile", {"bad.tar": content})

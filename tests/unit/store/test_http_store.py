@@ -40,6 +40,7 @@ from stoker.errors import (
 )
 from stoker_local import KeyPair
 from support.authenticators import enter
+from support.cases import for_each
 from support.datasets import pack_numbers
 from support.places import with_store
 from support.scripted_server import Server, serving
@@ -320,7 +321,7 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
 # --- refusals and lies ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "kind", "says"),
     [
         (refusal("401 No", "unauthorized"), CredentialsError, "STOKER_TOKEN"),
@@ -551,7 +552,7 @@ def test_a_served_data_set_has_an_address(url: str, bucket: str, prefix: str) ->
     assert (location.bucket, location.prefix, location.url) == (bucket, prefix, url.rstrip("/"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "stoker+https://",

@@ -29,6 +29,7 @@ from stoker.errors import (
 )
 from stoker_local import KeyPair
 from support.authenticators import REGION, Authenticator, BearerAuthenticator, IamAuthenticator, enter
+from support.cases import for_each
 from support.datasets import pack_numbers
 from support.google_metadata import machine_account
 from support.serving_host import running_service
@@ -64,7 +65,7 @@ CLOUD_RUN = "https://stoker-serve-123.europe-west1.run.app/v1/train"
 OWN = "https://data.example/v1/train"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "options", "token", "auth"),
     [
         (LAMBDA, {}, "", "aws"),
@@ -98,7 +99,7 @@ def test_what_the_options_say_counts_then_a_token_then_the_host(
     assert resolve_auth(url, ServedOptions(**options), {"STOKER_TOKEN": token}) == auth
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"auth": "aws", "token": "t"},

@@ -9,6 +9,7 @@ import pytest
 
 from stoker._stores.http import HttpResponse, create_error, retry_after_seconds
 from stoker.errors import ServerError, StoreError
+from support.cases import for_each
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), (" 7\t", 7.0), ("0", 0.0), ("999999999", 999_999_999.0)])
@@ -16,7 +17,7 @@ def test_a_number_of_seconds_is_taken(value: str, seconds: float) -> None:
     assert retry_after_seconds({"ReTry-AFTER": value}) == seconds
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     ["", "-1", "1e9", "nan", "٣", "9" * 400, "\x1c5", "5\x1f", "\u20075", "Fri, 99 Jan 2027 00:00:00 GMT", "tomorrow"],
 )
@@ -47,7 +48,7 @@ def test_a_date_counts_from_now_where_the_answer_has_none(date: str | None) -> N
     assert found == pytest.approx(600.0, abs=5.0)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504, 506, 507, 508, 511, 520, 521, 522, 523, 524, 529, 530, 598, 599])
+@for_each("status", [500, 502, 504, 506, 507, 508, 511, 520, 521, 522, 523, 524, 529, 530, 598, 599])
 def test_every_failure_inside_the_store_may_pass(status: int) -> None:
     assert type(create_error("s3://b/x", HttpResponse(status=status, headers={}), {})) is ServerError
 

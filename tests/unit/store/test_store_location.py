@@ -12,6 +12,7 @@ from stoker import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
 from stoker._stores.location import parse_url
 from stoker.abc import Store
 from stoker.errors import ConfigError, MissingExtraError, StoreError
+from support.cases import for_each
 from support.stores import run_check
 
 
@@ -44,7 +45,7 @@ def test_a_relative_path_keeps_its_place_when_the_process_moves(
     assert location.url == "sub/folder"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "",

@@ -10,6 +10,7 @@ import pytest
 from stoker.errors import ConfigError, CredentialsError, WireError
 from stoker_warm._auth import Handshake, Message, NodeHandshake, ProxyHandshake, WarmSecret
 from stoker_warm._frames import Head, Kind
+from support.cases import for_each
 
 KEY = bytes(range(40))
 SECRET = WarmSecret(KEY)
@@ -100,7 +101,7 @@ def test_a_proof_that_is_turned_round_is_no_welcome_nor_the_other_way() -> None:
         other.receive(Kind.PROOF, {**proof[1], "mac": welcome[1]["mac"]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("node", "warm-8"),
@@ -152,7 +153,7 @@ def test_tls_where_none_was_expected_is_refused() -> None:
         node().begin(PRINT)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         {},
@@ -177,7 +178,7 @@ def test_a_proof_of_another_form_is_no_proof(head: dict[str, object]) -> None:
     assert proxy.peer is None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PROOF])
+@for_each("kind", [kind for kind in Kind if kind is not Kind.PROOF])
 def test_a_proxy_takes_nothing_but_a_proof_and_that_once(kind: Kind) -> None:
     proxy, peer = ProxyHandshake(SECRET), node()
     proof = sent(peer, proxy.begin())
@@ -189,7 +190,7 @@ def test_a_proxy_takes_nothing_but_a_proof_and_that_once(kind: Kind) -> None:
         proxy.receive(*proof)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.CHALLENGE, Kind.FAILED)])
+@for_each("kind", [kind for kind in Kind if kind not in (Kind.CHALLENGE, Kind.FAILED)])
 def test_a_peer_takes_nothing_before_a_challenge(kind: Kind) -> None:
     with pytest.raises(WireError):
         node().receive(kind, {"nonce": "00" * 32, "mac": "00" * 32})

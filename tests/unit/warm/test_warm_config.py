@@ -11,6 +11,7 @@ from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig, WarmDeployment
 from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import InProcessProxy, parse_server_url
+from support.cases import for_each
 from support.warm_platform import MAC
 
 FINGERPRINT = "0123456789abcdef" * 4
@@ -70,7 +71,7 @@ def test_every_setting_of_functions_is_taken() -> None:
     ).options == ExecutorOptions(prefix="p", project="mine", service_account="a@b.iam")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "named"),
     [
         ("", "not the scheme of a warm tier"),

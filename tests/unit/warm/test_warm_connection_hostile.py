@@ -9,11 +9,12 @@ import pytest
 from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._auth import WarmSecret
 from stoker_warm._frames import Kind, encode_frame
+from support.cases import for_each
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         encode_frame(Kind.PONG),

@@ -11,6 +11,7 @@ import pytest
 from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
 from stoker_warm._erasure import ErasureCode, encode, require_codec, restore
+from support.cases import for_each
 from support.memory import memory_of
 
 CODES = [
@@ -40,12 +41,12 @@ def arrived(data: memoryview, code: ErasureCode, missing: set[int]) -> memoryvie
     return into
 
 
-@pytest.mark.parametrize("code", CODES, ids=str)
+@for_each("code", CODES, ids=str)
 def test_a_code_is_written_as_it_is_read(code: ErasureCode) -> None:
     assert ErasureCode.parse(str(code)) == code
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["", "10", "10+", "+2", "010+2", "10+02", "10+-1", "-1+2", "10+2\n", " 10+2", "1e1+2", "\u0661+2", "10+2+1"]
 )
 def test_a_text_that_is_no_code_is_refused(text: str) -> None:
@@ -66,8 +67,8 @@ def test_a_code_that_cannot_be_is_refused(data: int, parity: int) -> None:
         ErasureCode(data, parity)
 
 
-@pytest.mark.parametrize("size_bytes", SIZES)
-@pytest.mark.parametrize("code", CODES, ids=str)
+@for_each("size_bytes", SIZES)
+@for_each("code", CODES, ids=str)
 def test_data_shards_are_the_object_without_holes_and_none_is_longer_than_the_first(
     code: ErasureCode, size_bytes: int
 ) -> None:
@@ -99,8 +100,8 @@ def test_parity_is_the_same_forever(text: str, checksum: int) -> None:
     assert crc32c(b"".join(parity_of(data, ErasureCode.parse(text)).values())) == checksum
 
 
-@pytest.mark.parametrize("size_bytes", SIZES)
-@pytest.mark.parametrize("text", ["1+1", "1+2", "1+3", "2+1", "4+2", "3+3"])
+@for_each("size_bytes", SIZES)
+@for_each("text", ["1+1", "1+2", "1+3", "2+1", "4+2", "3+3"])
 def test_any_data_shards_restore_an_object_of_any_size(text: str, size_bytes: int) -> None:
     code, data = ErasureCode.parse(text), content(size_bytes)
     parity = parity_of(data, code)
@@ -163,7 +164,7 @@ def test_shards_without_a_byte_are_never_lost() -> None:
     assert into[:1] == data
 
 
-@pytest.mark.parametrize("code", CODES, ids=str)
+@for_each("code", CODES, ids=str)
 def test_what_is_all_there_needs_no_parity(code: ErasureCode) -> None:
     data = content(100)
     into = arrived(data, code, set())

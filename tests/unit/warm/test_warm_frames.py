@@ -19,6 +19,7 @@ from stoker_warm._frames import (
     OutgoingFrame,
     encode_frame,
 )
+from support.cases import for_each
 
 GUARD = b"\xa5" * 32
 PING = encode_frame(Kind.PING)
@@ -150,7 +151,7 @@ def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
     assert receiver.frames == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "says"),
     [
         (b"GET / HTTP/1.1\r\n", "uses another protocol"),

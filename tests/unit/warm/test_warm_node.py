@@ -16,6 +16,7 @@ from stoker_warm._frames import Frame, Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._peer_connections import ProxyConnection
 from stoker_warm._shard import MAX_SHARDS_PER_FRAME, SHARD_OVERHEAD_BYTES, ShardId, ShardStore
+from support.cases import for_each
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
 
@@ -127,7 +128,7 @@ def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
     serve(test)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "head", "says"),
     [
         (Kind.GET, {}, "WireError"),

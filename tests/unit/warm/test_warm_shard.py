@@ -12,6 +12,7 @@ from stoker._cache.index import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, MissingExtraError, WireError
 from stoker_warm._shard import Shard, ShardId, ShardMac, is_mac
+from support.cases import for_each
 
 NAME = name_of(ObjectRef(key="data/0123/7", size_bytes=1001, crc32c=0xDEADBEEF))
 FIRST = ShardId(NAME, 10, 2, 0)
@@ -39,7 +40,7 @@ def test_every_name_is_read_as_it_was_written(data: int, parity: int) -> None:
         assert ShardId.parse(shard_id.to_text()) == shard_id
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -136,7 +137,7 @@ def test_a_shard_that_was_cut_is_wrong(change: slice) -> None:
     assert not is_right(replace(shard(3), payload=shard(3).payload[change]))
 
 
-@pytest.mark.parametrize("at", range(56))
+@for_each("at", range(56))
 def test_a_mac_with_one_other_digit_is_wrong(at: int) -> None:
     mac = shard(3).mac
     other = "0" if mac[at] != "0" else "1"

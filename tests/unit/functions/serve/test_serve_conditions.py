@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from stoker_functions.serve import HttpError
 from stoker_functions.serve._messages import is_not_modified, parse_range
+from support.cases import for_each
 
 ETAG = '"abc"'
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("headers", "unchanged"),
     [
         ({}, False),
@@ -38,17 +39,15 @@ def test_another_object_than_the_expected_one_is_412(wanted: str) -> None:
     assert caught.value.status == 412
 
 
-@pytest.mark.parametrize(
-    "text", ["abc", '"abc', "", '"a" "b"', ",", '*,"a"', '"a\tb"', '"abc "', '"é"', '"a",' * 40 + '"a"']
-)
-@pytest.mark.parametrize("name", ["if-match", "if-none-match"])
+@for_each("text", ["abc", '"abc', "", '"a" "b"', ",", '*,"a"', '"a\tb"', '"abc "', '"é"', '"a",' * 40 + '"a"'])
+@for_each("name", ["if-match", "if-none-match"])
 def test_a_condition_that_is_none_is_400(name: str, text: str) -> None:
     with pytest.raises(HttpError) as caught:
         is_not_modified({name: text}, ETAG)
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "span"),
     [
         ("bytes=0-0", (0, 1)),
@@ -68,7 +67,7 @@ def test_one_range_of_bytes_is_cut_to_the_object(text: str, span: tuple[int, int
     assert parse_range({"range": text}, 100, ETAG) == span
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "bytes=100-",

@@ -23,6 +23,7 @@ from stoker_functions.serve import (
     to_asgi,
     to_lambda_url,
 )
+from support.cases import for_each
 from support.datasets import pack_numbers
 from support.served_requests import ask, serving
 from support.serving_host import hosting
@@ -50,7 +51,7 @@ def test_a_function_urls_event_is_a_request() -> None:
     assert from_lambda_url({**EVENT, "headers": None}).headers == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "event",
     [
         {},

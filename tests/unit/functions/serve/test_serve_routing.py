@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stoker import OrderConfig
 from stoker_functions.serve import HttpError, Request
 from stoker_functions.serve._messages import DatasetRequest, parse_request
+from support.cases import for_each
 
 
 def parse_path(path: str, query: str = "", method: str = "GET") -> DatasetRequest:
@@ -93,12 +94,12 @@ TRAVERSALS = [
 ]
 
 
-@pytest.mark.parametrize("path", TRAVERSALS)
+@for_each("path", TRAVERSALS)
 def test_a_path_that_leads_elsewhere_leads_nowhere(path: str) -> None:
     assert refused(path).status == 404
 
 
-@pytest.mark.parametrize(
+@for_each(
     "number",
     [
         "-1",
@@ -128,7 +129,7 @@ def test_a_number_has_one_spelling(number: str) -> None:
         assert refused("/v1/t/batches/0", f"{name}={number}{rest}").status == 400
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "",

@@ -30,6 +30,7 @@ from stoker.errors import EventError
 from stoker.testing import WatchedStore, run_virtual
 from stoker_functions.serve import Request, Response, Service, from_lambda_url, receive_asgi
 from stoker_functions.serve._values import merge_ranges
+from support.cases import for_each
 from support.datasets import pack_numbers
 from support.places import with_store
 from support.served_requests import error_of, serving, with_service
@@ -99,7 +100,7 @@ def test_what_is_encoded_is_parsed(parts: list[tuple[int, int, int]]) -> None:
     assert parse_ranges(encode_ranges(ranges)) == ranges
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         b"", b"\n", b"0 0 1", b"0 0 1\r\n", b" 0 0 1\n", b"0 0 1 \n", b"0  0 1\n", b"0\t0\t1\n", b"0 0 1\n\n", b"0 0\n",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
 from stoker_local.functions._endpoints import RequestAuthenticator
+from support.cases import for_each
 
 URL = "http://127.0.0.1:1"
 KEYS = (
@@ -42,7 +43,7 @@ def signed(target: str, *, body: bytes = b"", signer: Any = SigV4Auth, service: 
     return received(str(request.url), dict(request.headers.items()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "target",
     [
         "/2015-03-31/functions/f/invocations",
@@ -54,7 +55,7 @@ def signed(target: str, *, body: bytes = b"", signer: Any = SigV4Auth, service: 
         "/p?b=2&a=1&a=0&empty=&%C3%BC=%2F",
     ],
 )
-@pytest.mark.parametrize("body", [b"", b'{"a": 1}'])
+@for_each("body", [b"", b'{"a": 1}'])
 def test_what_botocore_signs_is_let_in(target: str, body: bytes) -> None:
     assert authority().authenticate(signed(target, body=body), body) is KEYS[0]
 

@@ -11,6 +11,7 @@ from stoker.testing import run_virtual
 from stoker_local.functions import EventSource, LocalQueue, Outcome, QueueSpec, ServiceError
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES
 from stoker_local.functions._triggers import LocalMessage, batch_event, failed_messages, poll_queue
+from support.cases import for_each
 
 BATCH = [
     LocalMessage(
@@ -55,7 +56,7 @@ def test_the_messages_that_are_named_have_failed() -> None:
     assert failed_messages(BATCH, outcome(result), reports_failures=True) == {"m0", "m2"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "result",
     [
         b"not json",

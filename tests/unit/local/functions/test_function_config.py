@@ -22,11 +22,12 @@ from stoker_local.functions import (
     Schedule,
     function_cloud,
 )
+from support.cases import for_each
 
 F = FunctionSpec(name="f", handler="m.f")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"name": "a b"}, "function name"),
@@ -88,7 +89,7 @@ def test_what_is_no_rate_is_refused(rate: str) -> None:
         Schedule(name="s", function="f", rate=rate)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"host": "0.0.0.0"}, "open to other machines"),  # noqa: S104  (refused)
@@ -165,7 +166,7 @@ def test_a_configuration_is_read_from_json(tmp_path: Path) -> None:
     assert FunctionCloudConfig.from_json("{}") == FunctionCloudConfig()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("", "not JSON"),

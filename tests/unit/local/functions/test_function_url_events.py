@@ -9,6 +9,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from stoker_local.functions._endpoints import parse_reply, request_event
+from support.cases import for_each
 
 
 def event_of(headers: Mapping[str, str] | None = None, body: bytes = b"", caller: str = "") -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_a_result_without_a_status_is_itself_the_body(payload: bytes) -> None:
     assert (reply.status, reply.body, dict(reply.headers)) == (200, payload, {"content-type": "application/json"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "result",
     [
         {"statusCode": "200"},
