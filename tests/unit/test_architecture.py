@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def modules(package: str) -> dict[str, Path]:
 EVERY_MODULE = {name: file for package in SOURCES for name, file in modules(package).items()}
 
 
+@cache
+def parsed(name: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(EVERY_MODULE[name].read_text(encoding="utf-8"))
+
+
 def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes below one, but for what only type checkers read."""
     for node in ast.iter_child_nodes(tree):
@@ -99,7 +106,7 @@ def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
 
 def imported(name: str) -> Iterator[str]:
     """Yield the modules of ours that a module imports, wherever in it; of the contracts, those at run time."""
-    tree = ast.parse(EVERY_MODULE[name].read_text())
+    tree = parsed(name)
     for node in at_run_time(tree) if name == CONTRACTS else ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
@@ -156,13 +163,12 @@ def test_no_imports_go_round_in_a_circle() -> None:
 
 @for_each("name", sorted(name for name in modules("stoker") if f"{name}.".split(".")[1] in PURE))
 def test_a_pure_module_waits_for_nothing(name: str) -> None:
-    tree = ast.parse(EVERY_MODULE[name].read_text())
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
+    assert not [node for node in ast.walk(parsed(name)) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
 
 
 @for_each("name", sorted(set(EVERY_MODULE) - {"stoker._base.task_group"}))
 def test_no_module_makes_a_task_group_that_hides_the_type_of_its_failure(name: str) -> None:
-    calls = (node for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(parsed(name)) if isinstance(node, ast.Call))
     plain = [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "TaskGroup"]
     assert not plain, f"{name}: use stoker._base.task_group; asyncio's own raises an ExceptionGroup"
 

@@ -63,16 +63,18 @@ def docstrings_of(body: list[ast.stmt], module: str, name: str = "") -> Iterator
                 yield Docstring(module, name, inspect.cleandoc(text), node.lineno)
 
 
-def all_docstrings() -> Iterator[Docstring]:
-    """Yield the docstrings of all packages."""
+def docstrings_with(text: str) -> Iterator[Docstring]:
+    """Yield the docstrings of all packages that contain a text."""
     for folder in (ROOT / package for package in PACKAGES):
         for file in sorted(folder.rglob("*.py")):
-            module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-            yield from docstrings_of(ast.parse(file.read_text("utf-8")).body, module)
+            source = file.read_text("utf-8")
+            if text in source:
+                module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+                found = docstrings_of(ast.parse(source).body, module)
+                yield from (docstring for docstring in found if text in docstring.text)
 
 
-DOCSTRINGS = list(all_docstrings())
-EXAMPLES = [each for each in DOCSTRINGS if ">>> " in each.text]
+EXAMPLES = list(docstrings_with(">>> "))
 
 
 @cache
@@ -154,7 +156,7 @@ def test_the_examples_of_a_docstring_print_what_it_shows(
 
 def test_code_in_docstrings_is_written_as_examples() -> None:
     """A literal block without prompts would not run; formulas and output, which are no Python, may stand in one."""
-    blocks = [(each.module, each.name, block) for each in DOCSTRINGS for block in LITERAL.findall(each.text)]
+    blocks = [(each.module, each.name, block) for each in docstrings_with("") for block in LITERAL.findall(each.text)]
     assert [block for block in blocks if is_python(block[2])] == []
 
 

@@ -30,7 +30,7 @@ from support.packed_objects import packed_objects
 DTYPES = ("int8", "float16", "float32", "float64")
 NARROW = {f"f{number:02}": stoker.Array(DTYPES[number % 4]) for number in range(MIN_WIDE_COLUMNS)}
 SCHEMA = Schema({"wide": stoker.Array("uint8", (100,)), "text": stoker.Text(), **NARROW})
-COUNTS = [3000, 3500]
+COUNTS = [1500, 1750]
 WANTED = ("f31", "f03", "wide")
 
 
