@@ -166,7 +166,7 @@ KINDS = [MappedRun, MappedUnitRun, RemoteRun, RemoteUnitRun]
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_faults_of_the_memory_and_the_store_spoil_no_value_and_leave_nothing(kind: type[MappedRun]) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(30):
         run = kind(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
         run_virtual(run.play())
         assert sorted(run.delivered) == list(range(len(SAMPLES)))

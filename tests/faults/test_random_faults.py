@@ -18,8 +18,8 @@ from support.fault_profiles import Tables
 from support.fault_schedules import LEVELS, play
 from support.faulty_store import FAULTS
 
-SCHEDULES = {"objects": 400, "samples": 250}
-"""``make soak`` plays more."""
+SCHEDULES = {"objects": range(200), "samples": range(100, 225)}
+"""Seeds that together have every kind of fault and of failure; ``make soak`` plays more."""
 INJECTED = {
     *FAULTS,
     "outage",
@@ -43,10 +43,10 @@ def test_no_weather_delivers_wrong_bytes_loses_anything_or_leaves_anything_behin
     level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = Tables()
-    for seed in range(SCHEDULES[level]):
+    for seed in SCHEDULES[level]:
         tables.merge(play(level, seed).tables())
     with capsys.disabled():
-        print(f"\n{SCHEDULES[level]} random fault schedules, {level}:\n{tables}")
+        print(f"\n{len(SCHEDULES[level])} random fault schedules, {level}:\n{tables}")
     assert set(tables.injected) == INJECTED
     assert set(tables.retried) == RETRIED
     assert set(tables.raised) == RAISED
@@ -94,10 +94,9 @@ def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.M
             return lend(hedging, size_bytes, at_once, hedges)
 
     monkeypatch.setattr(HedgePolicy, "borrow_buffer", not_for_long)
-    caught = 0
     for seed in range(100):
         try:
             play("objects", seed)
         except (BaseExceptionGroup, AssertionError, VirtualClockError):
-            caught += 1
-    assert caught > 0
+            return
+    pytest.fail("the net has a hole")

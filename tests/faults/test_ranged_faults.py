@@ -15,11 +15,14 @@ from support.faulty_store import FAULTS, StoreProfile
 from support.ranged_run import COUNTS, MANIFEST, OBJECTS, SAMPLES, BatchRun, Run, UnitRun, cancel_after
 
 
+RUNS = 30
+
+
 @pytest.mark.parametrize("kind", [Run, UnitRun, BatchRun])
 def test_random_faults_spoil_no_value_and_leave_nothing(kind: type[Run]) -> None:
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(RUNS):
         run = kind(seed, faulty_profile(seed), attempt_seconds=1.0, checksum_attempts=10)
         run_virtual(run.play())
         assert sorted(run.delivered) == list(range(len(SAMPLES)))
@@ -30,7 +33,7 @@ def test_random_faults_spoil_no_value_and_leave_nothing(kind: type[Run]) -> None
         totals["hedge wins"] += stats.hedge_wins
         totals["checksum failures"] += stats.checksum_failures
         totals["retries"] += sum(stats.retries.values())
-    print(f"\n60 runs: {dict(faults)}, {dict(totals)}")
+    print(f"\n{RUNS} runs: {dict(faults)}, {dict(totals)}")
     assert set(FAULTS) <= faults.keys()
     assert all(totals[name] for name in ("hedges", "hedge wins", "checksum failures", "retries"))
 

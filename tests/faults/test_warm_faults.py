@@ -16,7 +16,7 @@ from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, play
 from support.warm_wires import End
 
-SCHEDULES = 350
+SCHEDULES = 175
 """``make soak`` plays more."""
 
 
@@ -95,6 +95,7 @@ async def exchange(end: int, cut_at: int | None, *, is_killed: bool = False) -> 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["cut", "killed"])
 @pytest.mark.parametrize("end", [0, 1], ids=ENDS)
-def test_a_node_may_be_lost_at_any_byte_of_an_exchange(end: int, is_killed: bool) -> None:
-    for position in range(0, run_virtual(exchange(end, None)), 3 if is_killed else 1):
+def test_a_node_may_be_lost_anywhere_in_an_exchange(end: int, is_killed: bool) -> None:
+    """The places are a few bytes apart: every frame has several, in its header and in what follows it."""
+    for position in range(0, run_virtual(exchange(end, None)), 5 if is_killed else 3):
         run_virtual(exchange(end, position, is_killed=is_killed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def values(draw: st.DrawFn) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.
 
 
 @given(values(), st.integers(0, 200), st.integers(0, 100), st.integers(1, 300))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_after_its_ranges_are_read_every_value_is_at_its_planned_offset(
     case: tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     room_bytes: int,
@@ -195,7 +196,7 @@ def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_steps_of_groups_are_those_of_whole_super_samples(case: Case) -> None:
     samples = np.array(case.samples)
     for rank in range(case.world_size):
@@ -288,6 +289,7 @@ def flat(batch: Batch) -> list[Any]:
     return [batch.epoch, batch.end, batch.is_last, batch.repeated, *place, columns]
 
 
+@cache
 def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
     """Return the first batches from a position of epoch 0 on, to the end of epoch 1."""
     store = FaultyStore(OBJECTS, profile=StoreProfile(first_byte_seconds=0.0, bytes_per_second=1e12))

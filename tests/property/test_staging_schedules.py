@@ -13,7 +13,7 @@ from stoker_torch._staging import HostBuffers, StagedBatch, StagedIteration, Sta
 from support.fake_device import FakeDevice, FakeStream
 from support.staging_schedules import Schedule
 
-_BLOCKS = 20
+_BLOCKS = 10
 _SCHEDULES_PER_BLOCK = 250
 
 
