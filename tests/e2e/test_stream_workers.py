@@ -32,6 +32,7 @@ from stoker._cache.index import TierSet
 from stoker.errors import ConfigError, MemoryBudgetError, SampleError, StateError, StokerError
 from stoker_torch import Budget, RaggedColumn, StreamDataset, _shared_batches, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
+from support.preloaded import preloaded_forkserver
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than this machine has cores
@@ -48,6 +49,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     with stoker.Packer(folder, schema=SCHEMA, super_sample_bytes=2000) as packer:
         packer.extend(map(sample_of, range(SAMPLES)))
     return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forkserver() -> Iterator[None]:
+    """Processes that get a pickled data set as spawned ones do, but need not import torch each."""
+    with preloaded_forkserver("stoker_torch", "torchdata.stateful_dataloader", "pytest"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -138,14 +146,16 @@ def test_an_epoch_has_every_sample_once_and_each_worker_every_so_manyth(url: str
             assert mine == epoch_of(data, epoch, workers)[worker::workers]
 
 
-@pytest.mark.parametrize("batch_size", [None, 16])
-def test_spawned_workers_do_as_forked_ones_and_keep_count_of_epochs(url: str, batch_size: int | None) -> None:
+@pytest.mark.parametrize(("context", "batch_size"), [("forkserver", None), ("spawn", 16)])
+def test_spawned_workers_do_as_forked_ones_and_keep_count_of_epochs(
+    url: str, context: str, batch_size: int | None
+) -> None:
     data = dataset(url, batch_size=batch_size)
     loader = forked(
         data,
         2,
         None if batch_size else 16,
-        multiprocessing_context="spawn",
+        multiprocessing_context=context,
         persistent_workers=True,
         pin_memory=False,
     )
@@ -273,8 +283,8 @@ def test_a_stateful_dataloader_resumes_exactly_and_continues_to_the_next_epoch(
     assert after not in (first, rest)
 
 
-def test_a_spawned_stateful_dataloader_resumes_exactly(url: str) -> None:
-    loader = stateful(dataset(url), 2, context="spawn")
+def test_a_stateful_dataloader_whose_workers_inherit_nothing_resumes_exactly(url: str) -> None:
+    loader = stateful(dataset(url), 2, context="forkserver")
     before = numbers(islice(loader, 5))
     state = loader.state_dict()
     loader.load_state_dict(state)
@@ -423,8 +433,9 @@ def tell_of_closing(path: Path, _: int) -> None:
     TierSet.close = close  # type: ignore[assignment, method-assign]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("leaves_early", [False, True])
+@pytest.mark.parametrize(
+    ("context", "leaves_early"), [("fork", False), ("fork", True), ("forkserver", True), ("spawn", False)]
+)
 def test_a_worker_process_closes_its_tiers_before_it_ends(
     url: str, tmp_path: Path, context: str, leaves_early: bool
 ) -> None:
@@ -446,7 +457,7 @@ def test_a_data_set_that_was_changed_meanwhile_is_read_in_the_version_that_was_p
     data = StreamDataset(folder, columns=COLUMNS)
     with stoker.Packer(folder, schema=SCHEMA, mode="append", super_sample_bytes=2000) as packer:
         packer.extend(map(sample_of, range(50, 60)))
-    for context in ("fork", "spawn"):
+    for context in ("fork", "forkserver"):
         assert sorted(numbers(forked(data, 1, multiprocessing_context=context))) == list(range(50))
 
 
@@ -521,8 +532,11 @@ def only_images(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("is_kept", [False, True], ids=["fresh", "kept"])
+@pytest.mark.parametrize(
+    ("context", "is_kept"),
+    [("fork", False), ("fork", True), ("forkserver", False), ("spawn", True)],
+    ids=lambda value: value if isinstance(value, str) else "kept" if value else "fresh",
+)
 def test_large_batches_are_whole_in_every_epoch_and_leave_no_memory(
     images_url: str, context: str, is_kept: bool
 ) -> None:
