@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from stoker_torch import CachedDataset, DiskCache, PrefetchSampler
 from support.executors import Immediate
+from support.forked_programs import ForkedPrograms, RunningProgram, forked_programs
 from support.same import same
 
 _TIMEOUT_SECONDS = 300  # of a hang
@@ -44,14 +44,14 @@ def loader(dataset: CachedDataset, sampler: Any, start: str = "fork", **settings
     return DataLoader(dataset, batch_size=4, sampler=sampler, **settings)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers_get_from_disk_what_the_main_process_fetches_before_and_while_they_live(
-    tmp_path: Path, start: str
+    tmp_path: Path, start: str, workers: int
 ) -> None:
     with DiskCache(tmp_path, 40) as cache:
         dataset = CachedDataset(Images(only_here=True), cache, executor=Immediate())
         sampler = PrefetchSampler(RandomSampler(range(40)), dataset, fetch_size=8, threshold=32)
-        batches = loader(dataset, sampler, start, persistent_workers=True)
+        batches = loader(dataset, sampler, start, num_workers=workers, persistent_workers=True)
         for _ in range(2):
             found = [label for batch in batches for label in batch["label"].tolist()]
             assert sorted(found) == list(range(40))
@@ -151,21 +151,26 @@ if __name__ == "__main__":
 """
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedPrograms]:
+    """What forks trainings that need not import torch each."""
+    with forked_programs("-W", "error", imports=["stoker_torch"]) as forked:
+        yield forked
+
+
+def start(forked: ForkedPrograms, folder: Path, *arguments: str) -> RunningProgram:
     program = folder.with_suffix(".py")
     program.write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, "-W", "error", str(program), str(folder), *arguments]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout is not None
+    running = forked.start(program, folder, *arguments)
     assert running.stdout.readline() == "training\n"
     return running
 
 
 @pytest.mark.parametrize(("end", "code", "said"), [("return", 0, ""), ("error", 1, "LookupError: of the training")])
-def test_a_training_that_ends_leaves_no_file(tmp_path: Path, end: str, code: int, said: str) -> None:
+def test_a_training_that_ends_leaves_no_file(forked: ForkedPrograms, tmp_path: Path, end: str, code: int, said: str) -> None:
     folder = tmp_path / "cache"
-    running = start(folder, end)
-    _, errors = running.communicate(timeout=_TIMEOUT_SECONDS)
+    running = start(forked, folder, end)
+    _, errors = running.communicate(_TIMEOUT_SECONDS)
     assert running.returncode == code
     assert errors.strip().endswith(said)
     assert bool(errors) == bool(said)
@@ -173,21 +178,21 @@ def test_a_training_that_ends_leaves_no_file(tmp_path: Path, end: str, code: int
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_interrupted_training_leaves_no_file(tmp_path: Path, workers: str) -> None:
+def test_an_interrupted_training_leaves_no_file(forked: ForkedPrograms, tmp_path: Path, workers: str) -> None:
     folder = tmp_path / "cache"
-    running = start(folder, "wait", workers)
+    running = start(forked, folder, "wait", workers)
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=_TIMEOUT_SECONDS)
+    _, errors = running.communicate(_TIMEOUT_SECONDS)
     assert running.returncode != 0
     assert errors.strip().endswith("KeyboardInterrupt")
     assert not list(folder.iterdir())
 
 
-def test_what_a_killed_training_leaves_goes_when_the_next_begins(tmp_path: Path) -> None:
+def test_what_a_killed_training_leaves_goes_when_the_next_begins(forked: ForkedPrograms, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    running = start(folder, "wait")
-    running.kill()
-    running.communicate(timeout=_TIMEOUT_SECONDS)  # its workers end by themselves, and have the pipe until then
+    running = start(forked, folder, "wait")
+    running.send_signal(signal.SIGKILL)
+    running.communicate(_TIMEOUT_SECONDS)  # its workers end by themselves, and have the pipe until then
     (left,) = folder.iterdir()
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while left.exists() and time.monotonic() < deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
+from support.forked_programs import ForkedPrograms, forked_programs
 
 SAMPLES = 400
 _TIMEOUT_SECONDS = 300  # of a hang
@@ -49,25 +51,52 @@ def _array(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8).reshape(40, 5)
 
 
+# Newer Pythons warn of every fork beside threads.
+FLAGS = ("-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning")
+
+
 def quiet(body: str, url: str, folder: Path, *, returns: int = 0) -> str:
     """Run a program that must write nothing to its error stream, and return its output."""
-    program = folder / "program.py"  # a file, for a spawned process runs it again
+    program = folder / "program.py"
     program.write_text(PREAMBLE + body)
-    fork = "ignore:This process:DeprecationWarning"  # newer Pythons warn of every fork beside threads
-    command = [sys.executable, "-X", "dev", "-W", "error", "-W", fork, str(program), url]
+    command = [sys.executable, *FLAGS, str(program), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     assert (done.returncode, done.stderr) == (returns, "")
     return done.stdout
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_worker_processes_of_a_data_loader_deliver_every_sample_once(url: str, tmp_path: Path, context: str) -> None:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedPrograms]:
+    """What forks programs that need not import torch each."""
+    with forked_programs(*FLAGS, imports=["torch.utils.data", "stoker"]) as forked:
+        yield forked
+
+
+@pytest.fixture
+def quiet_with_torch(forked: ForkedPrograms, url: str, tmp_path: Path) -> Callable[[str], str]:
+    """Runs a program as :func:`quiet` does, with torch imported before it begins."""
+
+    def run(body: str) -> str:
+        program = tmp_path / "program.py"  # a file, for a spawned process runs it again
+        program.write_text(PREAMBLE + body)
+        running = forked.start(program, url)
+        output, errors = running.communicate(_TIMEOUT_SECONDS)
+        assert (running.returncode, errors) == (0, "")
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize(("context", "count"), [("fork", 2), ("spawn", 1)])
+def test_worker_processes_of_a_data_loader_deliver_every_sample_once(
+    quiet_with_torch: Callable[[str], str], context: str, count: int
+) -> None:
     body = f"""
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
     with stoker.open(URL) as dataset:
         first = dataset[3]["text"]
-        workers = dict(num_workers=2, persistent_workers=True, multiprocessing_context="{context}")
+        workers = dict(num_workers={count}, persistent_workers=True, multiprocessing_context="{context}")
         batches = DataLoader(dataset, batch_size=64, shuffle=True, **workers)
         for epoch in range(2):
             seen = whole(batches)
@@ -75,10 +104,10 @@ if __name__ == "__main__":
         print(dataset[3]["text"] == first)
     print([thread.name for thread in threading.enumerate() if thread.name.startswith("stoker")])
 """
-    assert quiet(body, url, tmp_path) == "7 True True\n7 True True\nTrue\n[]\n"
+    assert quiet_with_torch(body) == "7 True True\n7 True True\nTrue\n[]\n"
 
 
-def test_a_data_loader_requests_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
+def test_a_data_loader_requests_a_batch_in_one_go(quiet_with_torch: Callable[[str], str]) -> None:
     body = """
 from stoker import FetchConfig
 from torch.utils.data import DataLoader
@@ -87,7 +116,7 @@ with stoker.open(URL, fetch=FetchConfig(hedge=False)) as dataset:
     print(whole(DataLoader(dataset, batch_size=400)) == list(range(400)))
     print(dataset.stats().get_requests - requests == len(dataset.manifest), len(dataset.manifest) > 3)
 """
-    assert quiet(body, url, tmp_path) == "True\nTrue True\n"
+    assert quiet_with_torch(body) == "True\nTrue True\n"
 
 
 @pytest.mark.parametrize("end", ["", "dataset.close(); dataset[5]", "sys.exit(0)", "del dataset"])

@@ -6,11 +6,13 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import stoker
+from support.forked_programs import ForkedPrograms, forked_programs
 
 SAMPLES = 400
 _TIMEOUT_SECONDS = 300  # of a hang
@@ -56,22 +58,52 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def run(body: str, url: str, folder: Path, *, returns: int = 0) -> tuple[str, str]:
-    """Run a program to its end and return what it wrote to its output and its error stream."""
-    program = folder / "program.py"  # a file, for a spawned process runs it again
-    program.write_text(PREAMBLE + body)
-    fork = "ignore:This process:DeprecationWarning"  # newer Pythons warn of every fork beside threads
-    command = [sys.executable, "-X", "dev", "-W", "error", "-W", fork, str(program), url, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
-    assert done.returncode == returns, done.stderr
-    return done.stdout, done.stderr
+# Newer Pythons warn of every fork beside threads.
+FLAGS = ("-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning")
 
 
-def quiet(body: str, url: str, folder: Path, *, returns: int = 0) -> str:
-    """Run a program that must write nothing to its error stream, and return its output."""
-    output, errors = run(body, url, folder, returns=returns)
-    assert errors == ""
-    return output
+class Programs:
+    """Runs programs that use the data set at a URL and a folder of the test's own."""
+
+    def __init__(self, forked: ForkedPrograms, url: str, folder: Path) -> None:
+        self._forked, self._url, self._folder = forked, url, folder
+
+    def _written(self, body: str) -> Path:
+        program = self._folder / "program.py"  # a file, for a spawned process runs it again
+        program.write_text(PREAMBLE + body)
+        return program
+
+    def run(self, body: str, *, returns: int = 0) -> tuple[str, str]:
+        """Run a program to its end and return what it wrote to its output and its error stream."""
+        program = self._forked.start(self._written(body), self._url, self._folder)
+        output, errors = program.communicate(_TIMEOUT_SECONDS)
+        assert program.returncode == returns, errors
+        return output, errors
+
+    def quiet(self, body: str, *, returns: int = 0) -> str:
+        """Run a program that must write nothing to its error stream, and return its output."""
+        output, errors = self.run(body, returns=returns)
+        assert errors == ""
+        return output
+
+    def quiet_from_a_shell(self, body: str) -> str:
+        """Run it as :meth:`quiet` does, in an interpreter that begins with it."""
+        command = [sys.executable, *FLAGS, str(self._written(body)), self._url, str(self._folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedPrograms]:
+    """What forks programs that need not import torch each."""
+    with forked_programs(*FLAGS, imports=["stoker_torch"]) as forked:
+        yield forked
+
+
+@pytest.fixture
+def programs(forked: ForkedPrograms, url: str, tmp_path: Path) -> Programs:
+    return Programs(forked, url, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +111,7 @@ def quiet(body: str, url: str, folder: Path, *, returns: int = 0) -> str:
     [("stall_after(12)", ""), ("", "transform=slow, workers=1, epochs=None")],
     ids=["for the bucket", "for the pool"],
 )
-def test_ctrl_c_ends_a_loop_that_waits(url: str, tmp_path: Path, before: str, settings: str) -> None:
+def test_ctrl_c_ends_a_loop_that_waits(programs: Programs, before: str, settings: str) -> None:
     body = f"""
 {before}
 with Loader(URL, batch_size=40, memory="1MB", {settings}) as loader:
@@ -88,7 +120,7 @@ with Loader(URL, batch_size=40, memory="1MB", {settings}) as loader:
         for batch in loader:
             pass
 """
-    output, errors = run(body, url, tmp_path, returns=-signal.SIGINT)
+    output, errors = programs.run(body, returns=-signal.SIGINT)
     assert output == ""
     assert errors.startswith("Traceback")
     assert errors.endswith("KeyboardInterrupt\n")
@@ -96,7 +128,7 @@ with Loader(URL, batch_size=40, memory="1MB", {settings}) as loader:
     assert "ignored" not in errors
 
 
-def test_a_caught_ctrl_c_leaves_no_thread_and_the_place_behind_the_last_batch(url: str, tmp_path: Path) -> None:
+def test_a_caught_ctrl_c_leaves_no_thread_and_the_place_behind_the_last_batch(programs: Programs) -> None:
     body = """
 stall_after(12)
 seen = []
@@ -113,10 +145,10 @@ position = loader.state_dict()["position"]
 # A batch may be yielded, and the interrupt come before it is kept.
 print(seen == list(range(len(seen))), position - len(seen) in (0, 20), 0 < len(seen) < 400)
 """
-    assert quiet(body, url, tmp_path) == "interrupted\n['MainThread']\nTrue True True\n"
+    assert programs.quiet(body) == "interrupted\n['MainThread']\nTrue True True\n"
 
 
-def test_sigterm_in_a_loop_hands_over_a_state_that_continues_exactly(url: str, tmp_path: Path) -> None:
+def test_sigterm_in_a_loop_hands_over_a_state_that_continues_exactly(programs: Programs, tmp_path: Path) -> None:
     body = """
 seen = []
 def save(state):
@@ -130,7 +162,7 @@ with save_on_sigterm(loader, save, wait_seconds=60, grace_seconds=100) as hook:
         seen += batch["x"].tolist()
         hook.checkpoint()
 """
-    quiet(body, url, tmp_path, returns=-signal.SIGTERM)
+    programs.quiet(body, returns=-signal.SIGTERM)
     state, seen = json.loads((tmp_path / "state.json").read_text())
     assert 0 < len(seen) < SAMPLES
     assert state["position"] == len(seen)
@@ -141,21 +173,20 @@ with Loader(URL, batch_size=30) as loader:
     loader.load_state_dict(state)
     print(sorted(seen + numbers(loader)) == list(range(400)))
 """
-    assert quiet(rest, url, tmp_path) == "True\n"
+    assert programs.quiet(rest) == "True\n"
 
 
 @pytest.mark.parametrize(
     ("settings", "end", "returns"),
     [
-        ("", "next(batches)", 0),
         ("transform=slow, workers=2", "next(batches)", 0),
         ("transform=slow, workers=2", "loader.close(); batches = iter(loader); next(batches)", 0),
         ("", "for batch in loader: sys.exit(3)", 3),
     ],
-    ids=["mid-epoch", "while the pool works", "reopened", "exit in the loop"],
+    ids=["while the pool works", "reopened", "exit in the loop"],
 )
 def test_the_interpreter_ends_in_silence_with_a_live_loader(
-    url: str, tmp_path: Path, settings: str, end: str, returns: int
+    programs: Programs, settings: str, end: str, returns: int
 ) -> None:
     body = f"""
 loader = Loader(URL, batch_size=64, {settings})
@@ -163,10 +194,20 @@ batches = iter(loader)
 next(batches)
 {end}
 """
-    assert quiet(body, url, tmp_path, returns=returns) == ""
+    assert programs.quiet(body, returns=returns) == ""
 
 
-def test_an_exit_does_not_wait_for_what_the_pool_has_queued(url: str, tmp_path: Path) -> None:
+def test_an_interpreter_that_begins_with_a_program_ends_in_silence_with_a_live_loader(programs: Programs) -> None:
+    body = """
+loader = Loader(URL, batch_size=64)
+batches = iter(loader)
+next(batches)
+next(batches)
+"""
+    assert programs.quiet_from_a_shell(body) == ""
+
+
+def test_an_exit_does_not_wait_for_what_the_pool_has_queued(programs: Programs, tmp_path: Path) -> None:
     body = """
 def count(sample):
     with open(f"{FOLDER}/count", "a") as file:
@@ -175,12 +216,12 @@ def count(sample):
 loader = Loader(URL, batch_size=100, shuffle="none", transform=count, workers=1)
 next(iter(loader))
 """
-    quiet(body, url, tmp_path)
+    programs.quiet(body)
     assert len((tmp_path / "count").read_text()) < SAMPLES
 
 
 @pytest.mark.parametrize("settings", ["", "transform=slow, workers=2"], ids=["plain", "pool"])
-def test_forked_children_use_the_loader_all_at_once_and_end_in_silence(url: str, tmp_path: Path, settings: str) -> None:
+def test_forked_children_use_the_loader_all_at_once_and_end_in_silence(programs: Programs, settings: str) -> None:
     body = f"""
 loader = Loader(URL, batch_size=32, shuffle="none", limit=200, {settings})
 batches = iter(loader)
@@ -199,10 +240,10 @@ children = [
 print(numbers(batches) == list(range(32, 200)))
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 """
-    assert quiet(body, url, tmp_path) == "True\n[0, 0, 0]\n"
+    assert programs.quiet(body) == "True\n[0, 0, 0]\n"
 
 
-def test_a_spawned_process_makes_a_loader_of_its_own(url: str, tmp_path: Path) -> None:
+def test_a_spawned_process_makes_a_loader_of_its_own(programs: Programs) -> None:
     body = """
 def train(state):
     with Loader(URL, batch_size=64) as loader:
@@ -216,10 +257,10 @@ if __name__ == "__main__":
         process.join()
         print(process.exitcode)
 """
-    assert quiet(body, url, tmp_path) == "0\n"
+    assert programs.quiet(body) == "0\n"
 
 
-def test_a_forked_child_counts_on_from_its_parent_which_counts_for_itself_alone(url: str, tmp_path: Path) -> None:
+def test_a_forked_child_counts_on_from_its_parent_which_counts_for_itself_alone(programs: Programs) -> None:
     body = """
 loader = Loader(URL, batch_size=40, shuffle="none", epochs=1, fetch=FetchConfig(hedge=False))
 batches = iter(loader)
@@ -251,45 +292,45 @@ super_samples = len(loader.manifest)
 assert loader.stats().lookups == super_samples
 assert super_samples < loader.stats().get_requests <= super_samples + 3
 """
-    assert quiet(body, url, tmp_path) == "0\n"
+    assert programs.quiet(body) == "0\n"
 
 
-def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_path: Path) -> None:
+def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(programs: Programs) -> None:
     body = """
-    import random
-    loader = Loader(URL, batch_size=7, memory="12KB", window=2, seed=3)
-    want = [batch["x"].tolist() for _ in range(3) for batch in loader]
-    loader.set_epoch(0)
-    got, moments, interrupts, longest_seconds = [], random.Random(1), 0, 0.03
-    while len(got) < len(want):
-        before = len(got)
-        timer = threading.Timer(moments.random() * longest_seconds, os.kill, (os.getpid(), signal.SIGINT))
+import random
+loader = Loader(URL, batch_size=7, memory="12KB", window=2, seed=3)
+want = [batch["x"].tolist() for _ in range(3) for batch in loader]
+loader.set_epoch(0)
+got, moments, interrupts, longest_seconds = [], random.Random(1), 0, 0.03
+while len(got) < len(want):
+    before = len(got)
+    timer = threading.Timer(moments.random() * longest_seconds, os.kill, (os.getpid(), signal.SIGINT))
+    try:
         try:
-            try:
-                timer.start()
-                while len(got) < len(want):
-                    for batch in loader:
-                        got.append(batch["x"].tolist())
-            finally:
-                timer.join()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            interrupts += 1
-        state = loader.state_dict()
-        done = state["epoch"] * len(loader) + -(-state["position"] // 7)
-        got += want[len(got) : done]  # a batch may be yielded, and the interrupt come before it is kept
-        assert len(got) == done
-        if done == before:
-            longest_seconds *= 1.1  # or a machine that begins slowly would never come to its end
-        loader.load_state_dict(state)
-    assert got == want and interrupts
-    loader.close()
-    assert threading.enumerate() == [threading.main_thread()]
-    """
-    run(body, url, tmp_path)
+            timer.start()
+            while len(got) < len(want):
+                for batch in loader:
+                    got.append(batch["x"].tolist())
+        finally:
+            timer.join()
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        interrupts += 1
+    state = loader.state_dict()
+    done = state["epoch"] * len(loader) + -(-state["position"] // 7)
+    got += want[len(got) : done]  # a batch may be yielded, and the interrupt come before it is kept
+    assert len(got) == done
+    if done == before:
+        longest_seconds *= 1.1  # or a machine that begins slowly would never come to its end
+    loader.load_state_dict(state)
+assert got == want and interrupts
+loader.close()
+assert threading.enumerate() == [threading.main_thread()]
+"""
+    programs.run(body)
 
 
-def test_a_process_ends_in_seconds_and_as_it_should_while_a_function_is_at_work(url: str, tmp_path: Path) -> None:
+def test_a_process_ends_in_seconds_and_as_it_should_while_a_function_is_at_work(programs: Programs) -> None:
     body = """
 import torch
 from contextlib import suppress
@@ -336,6 +377,6 @@ children = [child_that(*way) for way in ways]
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [status for *_, status in ways])
 print(time.monotonic() - began < 60)
 """
-    output, errors = run(body, url, tmp_path)
+    output, errors = programs.run(body)
     assert output == "True\nTrue\n", errors
     assert errors.count("a thread of the loader is still running: transform of sample ") == 3
