@@ -103,7 +103,7 @@ class TorchStore:
         self, address: Address, key: str, machines: int, secret: ClusterSecret | None = None, listen: str = ""
     ) -> None:
         self._address, self._prefix, self.machines, self._secret = address, f"stoker/cluster/{key}", machines, secret
-        self.job, self._listen, self._given = f"torch {address}", listen, secret
+        self.job, self._listen = f"torch {address}", listen
 
     async def secret(self) -> ClusterSecret:
         """Return the secret of the job."""
@@ -136,10 +136,9 @@ class TorchStore:
 
     # Values that all machines see: stoker._cluster.shared_reads.SharedValues.
 
-    @property
-    def key(self) -> bytes:
-        """What those who may write values have: the secret, if one was given."""
-        return b"" if self._given is None else self._given.reveal().encode()
+    def is_there(self) -> bool:
+        """Return whether the store exists for sure: a process group uses it, or the launcher's agent has it."""
+        return _default_store() is not None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     async def get(self, key: str) -> bytes:
         """Return a value; empty if there is none."""
@@ -151,8 +150,15 @@ class TorchStore:
         await self._ask(lambda store: store.set(f"{self._prefix}/values/{key}", value))
 
     async def replace(self, key: str, before: bytes, value: bytes) -> bool:
-        """Set a value, a text, if it was ``before``, empty for none; return whether it was."""
-        name, texts = f"{self._prefix}/values/{key}", (before.decode(), value.decode())
+        """Set a value, a text, if it was ``before``, empty for none; return whether it was.
+
+        Raises:
+            ConnectionLostError: the store cannot be reached, or ``before`` is no text.
+        """
+        try:
+            name, texts = f"{self._prefix}/values/{key}", (before.decode(), value.decode())
+        except UnicodeDecodeError:
+            raise ConnectionLostError(f"torch's store at {self._address} has bytes that are no text") from None
         return bytes(await self._ask(lambda store: store.compare_set(name, *texts))) == value
 
     # What both need.

@@ -10,17 +10,22 @@ from hashlib import blake2b
 from stoker._base.machine import process_seconds
 from stoker._base.retry import RetryingReader
 from stoker._cluster.client import ClusterTier
+from stoker._cluster.secret import SECRET_VARIABLE, ClusterSecret
 from stoker._cluster.shared_reads import SharedReads
 from stoker._cluster.spec import ClusterSpec
 from stoker._format.manifest import Manifest
-from stoker._format.versions import StoredManifest, read_manifest, read_stored_manifest
+from stoker._format.versions import StoredManifest, last_commit_seconds, read_manifest, read_stored_manifest
 from stoker._stores.location import parse_url
 from stoker.abc import RangeReadable, Readable
+from stoker.errors import ChecksumError, FormatError
 from stoker_torch._config import StreamConfig
 from stoker_torch._registry import TorchStore, find_registry
 
-_MAX_AGE_SECONDS = 10.0
+_MAX_AGE_SECONDS = 2.0
 """Time after which a manifest that another loader has read is read again."""
+_TICK_SECONDS = 1e-6
+_PLACES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE", "STORAGE_EMULATOR_HOST")
+"""Environment variables that say where a URL leads."""
 _OWN_SCHEMES = ("file", "memory")
 """Of stores that belong to the machine or the process, which costs nothing to read."""
 _used: dict[str, float] = {}  # name → when the reading of what this process has used last began
@@ -39,9 +44,9 @@ async def read_manifest_once(
 ) -> Manifest:
     """Return a version of the manifest, or the newest one for None, as :func:`read_manifest` does.
 
-    What another loader of the job has read is used if its reading began after this process did, in the last 10 s, and
-    after the reading of what this process has used before: a program that commits a version and then opens the data set
-    again gets that version.
+    What another loader of the job has read is used if its reading began in the last 2 s, after this process did, after
+    its last commit, and after the reading of what it has used before: a program that commits a version and then opens
+    the data set gets that version.
 
     Args:
         reader: store of the data set.
@@ -52,11 +57,12 @@ async def read_manifest_once(
     """
     if config.cluster is None or processes == 1 or not url:
         return await read_manifest(reader, version)
-    endpoint = getattr(config.options, "endpoint_url", None)
-    described = repr((_job(), url, endpoint, version)).encode()
+    places = [getattr(config.options, each, None) for each in ("endpoint_url", "profile")]
+    described = repr((_job(), url, places, [os.environ.get(each) for each in _PLACES], version)).encode()
     name = f"manifest/{blake2b(described, digest_size=16).hexdigest()}"
     registry = find_registry(ClusterSpec.parse(config.cluster))
-    values = registry if isinstance(registry, TorchStore) else None
+    values = registry if isinstance(registry, TorchStore) and registry.is_there() else None
+    secret = os.environ.get(SECRET_VARIABLE, "")
     stored: StoredManifest | None = None
 
     async def read() -> bytes:
@@ -64,18 +70,27 @@ async def read_manifest_once(
         stored = await read_stored_manifest(reader, version)
         return bytes(stored.data)
 
-    tier = ClusterTier(config.cluster, is_shared=True)  # without other machines: nothing listens before the first batch
+    tier = ClusterTier(config.cluster, passes=True)  # without other machines: nothing listens before the first batch
     try:
-        shared = SharedReads(tier, values, b"" if values is None else values.key)
+        shared = SharedReads(tier, values, ClusterSecret.parse(secret).derive_key("manifest") if secret else b"")
         not_before = time.time() - min(_MAX_AGE_SECONDS, process_seconds())
-        data, _used[name] = await shared.read(name, read, not_before=max(not_before, _used.get(name, 0.0) + 1e-6))
+        not_before = max(not_before, last_commit_seconds(), _used.get(name, 0.0) + _TICK_SECONDS)
+        data, read_at = await shared.read(name, read, not_before=not_before)
     finally:
         await tier.close()
-    return Manifest.from_bytes(data) if stored is None else stored.manifest
+    _used[name] = max(_used.get(name, 0.0), read_at)
+    if stored is not None:
+        return stored.manifest
+    try:
+        manifest = Manifest.from_bytes(data)
+    except (FormatError, ChecksumError):
+        manifest = None
+    is_right = manifest is not None and version in (None, manifest.version)
+    return manifest if manifest is not None and is_right else await read_manifest(reader, version)
 
 
 def _job(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what the processes of this job have in common, and those of no other one do."""
+    """Return what the processes of this job have in common: its address and start, or the process that started them."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     given = " ".join(environment.get(name, "") for name in names)
     return given if given.strip() else f"child of {os.getppid()}"

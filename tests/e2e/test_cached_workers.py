@@ -167,7 +167,9 @@ def start(forked: ForkedPrograms, folder: Path, *arguments: str) -> RunningProgr
 
 
 @pytest.mark.parametrize(("end", "code", "said"), [("return", 0, ""), ("error", 1, "LookupError: of the training")])
-def test_a_training_that_ends_leaves_no_file(forked: ForkedPrograms, tmp_path: Path, end: str, code: int, said: str) -> None:
+def test_a_training_that_ends_leaves_no_file(
+    forked: ForkedPrograms, tmp_path: Path, end: str, code: int, said: str
+) -> None:
     folder = tmp_path / "cache"
     running = start(forked, folder, end)
     _, errors = running.communicate(_TIMEOUT_SECONDS)

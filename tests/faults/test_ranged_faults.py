@@ -14,7 +14,6 @@ from support.fault_profiles import faulty_profile
 from support.faulty_store import FAULTS, StoreProfile
 from support.ranged_run import COUNTS, MANIFEST, OBJECTS, SAMPLES, BatchRun, Run, UnitRun, cancel_after
 
-
 RUNS = 30
 
 

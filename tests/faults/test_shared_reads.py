@@ -8,8 +8,10 @@ from itertools import count
 
 import pytest
 
+from stoker._cluster import connection, shared_reads
 from stoker._cluster.client import ClusterTier
 from stoker._cluster.shared_reads import NOTE_BYTES, Note, SharedReads
+from stoker._cluster.spec import ClusterSpec
 from stoker.errors import ConnectionLostError, NotFoundError
 from stoker.testing import run_virtual
 from support.cluster_schedules import LOCAL_RANKS, ClusterRun, Machine
@@ -64,7 +66,7 @@ class Job:
         self, machine: Machine, *, not_before: float = 0.0, read: Callable[[], Awaitable[bytes]] | None = None
     ) -> tuple[bytes, float]:
         """Read as a loader does at its start."""
-        tier = ClusterTier(self.run.setting, is_shared=True, open_node=machine.open_node)
+        tier = ClusterTier(self.run.setting, passes=True, open_node=machine.open_node)
         shared = SharedReads(tier, self.values, key=self.key, wall_seconds=asyncio.get_running_loop().time)
         try:
             return await shared.read("newest", read or self.read_bucket, not_before=not_before)
@@ -133,7 +135,7 @@ def test_a_loader_that_dies_while_it_reads_is_replaced() -> None:
 
 def test_a_machine_that_dies_while_it_reads_is_replaced() -> None:
     async def work(job: Job) -> None:
-        job.values.values["newest"] = Note(asyncio.get_running_loop().time()).encode(b"")  # and never a word again
+        job.values.values["newest"] = Note(asyncio.get_running_loop().time()).encode("newest", b"")
         assert await job.read_everywhere() == [MANIFEST] * 24
         assert job.reads <= len(job.run.machines)
 
@@ -176,13 +178,11 @@ def test_what_is_damaged_is_not_used(spoil: str) -> None:
         await job.read(first)
         await asyncio.sleep(0.1)  # what was given is on its way
         if spoil == "value":
-            (key,) = (key for key in job.values.values if "/" in key)
-            job.values.values[key] = b"x" * len(MANIFEST)
+            job.values.values["newest/0"] = b"x" * len(MANIFEST)
         else:
             assert first.node is not None
-            memory = first.node.arena.memory
-            at = bytes(memory).index(MANIFEST if spoil == "object" else job.values.values["newest"])
-            memory[at + 7] ^= 1
+            place = passing(first)[spoil == "object"]
+            place[7] ^= 1
         assert (await job.read(first))[0] == MANIFEST
         assert (await job.read(second))[0] == MANIFEST
         assert job.reads == (2 if spoil == "value" else 1)
@@ -190,28 +190,113 @@ def test_what_is_damaged_is_not_used(spoil: str) -> None:
     check(work)
 
 
-def test_who_lacks_the_secret_writes_nothing_that_is_used() -> None:
+def passing(machine: Machine) -> list[bytearray]:
+    """Return what passes at a machine's process, the smallest first."""
+    assert machine.node is not None
+    places = [each.place for each in machine.node.catalog._objects.values()]
+    return sorted((place for place in places if isinstance(place, bytearray)), key=len)
+
+
+def test_what_loaders_open_takes_no_place_and_one_version_at_a_time_in_the_values() -> None:
+    async def work(job: Job) -> None:
+        for version in range(5):
+            job.content = MANIFEST + bytes(version)
+            await job.read_everywhere(not_before=asyncio.get_running_loop().time())
+        assert job.reads == 5
+        assert set(job.values.values) == {"newest", "newest/0"}
+        assert all(each.node is not None and each.node.catalog.used_bytes == 0 for each in job.run.machines)
+
+    check(work)
+
+
+def test_a_process_without_room_lets_it_pass() -> None:
+    async def work(job: Job) -> None:
+        for machine in job.run.machines:
+            connection = await machine.open_node(ClusterSpec.parse(job.run.setting), job.run.setting)
+            assert machine.node is not None
+            machine.node.catalog._limit_bytes = 0
+            await connection.close()
+        assert await job.read_everywhere() == [MANIFEST] * 24
+        assert job.reads == 1
+
+    check(work)
+
+
+@pytest.mark.parametrize("limit", ["_MAX_SHARED_BYTES", "_UNSENT_BYTES"])
+def test_what_is_too_large_for_the_values_or_for_a_queue_is_read_at_the_same_time(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(job: Job) -> None:
+        job.bucket_seconds = 1.0
+        monkeypatch.setattr(shared_reads if limit == "_MAX_SHARED_BYTES" else connection, limit, 10_000)
+        begun = asyncio.get_running_loop().time()
+        assert await job.read_everywhere() == [MANIFEST] * 24
+        assert asyncio.get_running_loop().time() - begun < 2.5
+        assert job.reads <= len(job.run.machines)
+
+    check(work)
+
+
+def test_a_note_of_the_future_is_not_used() -> None:
     async def work(job: Job) -> None:
         now = asyncio.get_running_loop().time()
-        note = Note.of(MANIFEST[::-1], now, b"")
-        job.key = b"secret"
-        job.values.values = {"newest": note.encode(b""), f"newest/{note.digest.hex()}/0": MANIFEST[::-1]}
+        job.values.values["newest"] = Note.of(MANIFEST[::-1], now + 60).encode("newest", b"")
+        job.values.values["newest/0"] = MANIFEST[::-1]
         assert await job.read_everywhere() == [MANIFEST] * 24
-        stored = next(key for key in job.values.values if key.endswith("/0") and note.digest.hex() not in key)
-        for machine in job.run.machines:
-            machine.kill()
-        job.values.values[stored] = MANIFEST[::-1]  # under the note of another one
+        assert job.reads == 1
+
+    check(work)
+
+
+def test_values_that_are_slow_delay_only_the_one_that_sets_them() -> None:
+    async def work(job: Job) -> None:
+        async def never(key: str, value: bytes) -> None:
+            await asyncio.sleep(1000.0)
+
+        job.values.set = never  # type: ignore[method-assign]
+        machine, begun = job.run.machines[0], asyncio.get_running_loop().time()
+        first = asyncio.create_task(job.read(machine))
+        await asyncio.gather(*(job.read(machine) for _ in range(4)))
+        assert asyncio.get_running_loop().time() - begun < 0.5
+        assert (await first)[0] == MANIFEST
+        assert job.values.values == {"newest": b""}  # another machine may read it
+
+    check(work)
+
+
+def test_who_lacks_the_secret_writes_nothing_that_is_used() -> None:
+    async def work(job: Job) -> None:
+        now, forged = asyncio.get_running_loop().time(), MANIFEST[::-1]
+        job.key = b"secret"
+        for text in (
+            Note.of(forged, now).encode("newest", b""),
+            Note.of(forged, now).encode("newest", b"other"),
+            Note.of(forged, now).encode("another data set", b"secret"),
+        ):
+            job.values.values = {"newest": text, "newest/0": forged}
+            assert await job.read_everywhere() == [MANIFEST] * 24
+            for machine in job.run.machines:
+                machine.kill()
+        job.values.values["newest/0"] = forged  # under the note of another one
         assert await job.read_everywhere() == [MANIFEST] * 24
 
     check(work)
 
 
+NOTE = Note.of(b"abc", 5.0)
+
+
 @pytest.mark.parametrize(
-    "text", [b"", b"\0" * NOTE_BYTES, b"zz", b"\xff" * 64, Note(1.0).encode(b"k")[:-2], b"0" * 104]
+    "text",
+    [
+        *(b"", b"\0" * NOTE_BYTES, b"zz", b"\xff" * 64, b"0" * NOTE_BYTES),
+        NOTE.encode("name", b"k")[:-2],
+        NOTE.encode("other", b"k"),
+        NOTE.encode("name", b"other"),
+        NOTE._replace(size_bytes=1 << 40).encode("name", b"k"),
+    ],
 )
 def test_a_text_that_is_no_note_is_none(text: bytes) -> None:
-    assert Note.decode(text, b"k") is None
-    note = Note.of(b"abc", 5.0, b"k")
-    assert len(note.encode(b"k")) == NOTE_BYTES
-    assert Note.decode(note.encode(b"k"), b"k") == note
-    assert Note.decode(note.encode(b"k"), b"other") is None
+    assert Note.decode(text, "name", b"k") is None
+    assert len(NOTE.encode("name", b"k")) == NOTE_BYTES
+    assert Note.decode(NOTE.encode("name", b"k"), "name", b"k") == NOTE

@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker._base.threads import count_cores
 
 _START_TIME_FIELD = 19  # of those behind the name of the program in parentheses
-_IMPORTED_SECONDS = time.monotonic()
+_begun_seconds = time.monotonic()
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
 
 
@@ -38,7 +38,7 @@ class Machine:
 
 
 def process_seconds(root: Path = Path("/")) -> float:
-    """Return for how long this process has run, or at least this module where the system does not tell.
+    """Return for how long this process has run; where the system does not tell, since it imported this module.
 
     Args:
         root: folder that contains ``proc``.
@@ -48,7 +48,15 @@ def process_seconds(root: Path = Path("/")) -> float:
         begun_seconds = int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - begun_seconds
     except (OSError, ValueError, AttributeError):
-        return time.monotonic() - _IMPORTED_SECONDS
+        return time.monotonic() - _begun_seconds
+
+
+def _begin_after_fork() -> None:
+    global _begun_seconds
+    _begun_seconds = time.monotonic()
+
+
+os.register_at_fork(after_in_child=_begin_after_fork)
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:

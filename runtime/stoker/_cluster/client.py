@@ -66,6 +66,7 @@ class ClusterTier:
     Args:
         text: setting ``cluster=``.
         is_shared: whether other clients need the same objects at about the same time; default False.
+        passes: whether objects get no place, and are dropped when newer ones need room; default False.
         registry: where the machines of the job find each other; default None: the job has one machine.
         open_node: connects to the process of this machine.
         open_peer: connects to that of another machine.
@@ -81,11 +82,13 @@ class ClusterTier:
         text: str,
         *,
         is_shared: bool = False,
+        passes: bool = False,
         registry: Registry | None = None,
         open_node: OpenNode | None = None,
         open_peer: OpenPeer | None = None,
     ) -> None:
         self._spec, self._is_shared = ClusterSpec.parse(text), is_shared
+        self._need = (Need.SHARED if is_shared or passes else Need(0)) | (Need.PASSING if passes else Need(0))
         if self._spec.path is None and self._spec.limit_bytes > (machine := inspect_machine()).memory_bytes:
             limited_by = f" ({machine.limited_by})" if machine.limited_by else ""
             raise ConfigError(
@@ -110,7 +113,7 @@ class ClusterTier:
             StoreError: the connection ended meanwhile.
         """
         link, name = self._links.get(), name_of(ref)
-        need = Need.SHARED if self._is_shared else Need(0)
+        need = self._need
         passing = Frame(Kind.ASK, 0, name, need | Need.PASSING)
         await link.settle()
         owner, node = link.owner(name), await link.connection()
@@ -226,7 +229,7 @@ class ClusterTier:
         return self._spec.limit_bytes if owner is None else owner.limit_bytes
 
     def _is_too_large(self, ref: ObjectRef, owner: Member | None) -> bool:
-        return ref.size_bytes > self._limit_bytes(owner) and not self._is_shared
+        return ref.size_bytes > self._limit_bytes(owner) and not self._need
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Give an object to its owner, if this client has fetched it for all, or the owner still lacks it."""
@@ -237,7 +240,7 @@ class ClusterTier:
             if connection is not present and connection.has_lease(name):
                 link.give(connection, name, data)
         if present is not None and not self._is_too_large(ref, owner):
-            link.give(present, name, data)
+            link.give(present, name, data, self._need if self._need & Need.PASSING else 0)
 
     def decline(self, ref: ObjectRef) -> None:
         """Give nothing for an object that could not be fetched: the next client that waits fetches it."""
@@ -285,7 +288,7 @@ async def _read_parts(connection: Connection, parts: Sequence[ObjectPart], into:
     copied = [part for (_, part), presence in zip(parts, found, strict=True) if presence is Presence.COPIED]
     sizes = [part.size_bytes for part in copied]
     if sum(sizes) != len(data):
-        raise StoreError(f"{len(data)} bytes for parts of {sum(sizes)} bytes came from the process of another machine")
+        raise StoreError(f"{len(data)} bytes for parts of {sum(sizes)} bytes came from a cache process")
     position = 0
     for part in copied:
         into[part.offset : part.offset + part.size_bytes] = data[position : position + part.size_bytes]
@@ -362,10 +365,10 @@ class _LoopLink:
         own = [] if self.present is None else [self.present]
         return own if self._peers is None else own + self._peers.connections()
 
-    def give(self, connection: Connection, name: str, data: memoryview) -> None:
+    def give(self, connection: Connection, name: str, data: memoryview, need: int = 0) -> None:
         """Give an object to a process, if the memory of objects on their way to all of them allows."""
         others = sum(each.held_bytes for each in self.connections() if each is not connection)
-        connection.give(name, data, other_bytes=others)
+        connection.give(name, data, need=need, other_bytes=others)
 
     async def close(self) -> None:
         """End all connections."""

@@ -26,10 +26,13 @@ from stoker._cluster.secret import ClusterSecret
 from stoker.errors import ConnectionLostError, StoreError
 
 _CLOSE_SECONDS = 1.0
-"""Time in which a process that takes none of the objects on their way is not waited for when a loader is closed."""
+"""Time in which a process that takes none of the objects on their way, or answers no request for a lease of one, is
+not waited for when a loader is closed."""
 _UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
 """Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
 are given to it."""
+_SMALL_BYTES = 4096
+"""Size up to which an object is given in any case."""
 SILENT_SECONDS = 0.5
 """Time after which a process that has not answered is not responsive, beside the time of bytes that were to be sent."""
 _LEAST_BYTES_PER_SECOND = 50e6
@@ -52,7 +55,7 @@ class Connection(FrameProtocol):
         self._unanswered: dict[int, float] = {}
         self._leases: set[str] = set()
         self._copies: dict[str, tuple[int, bytes]] = {}  # with the request for a lease
-        self._answered = asyncio.Event()  # one of these requests, or all of them
+        self._answered = asyncio.Event()  # one of these requests, or the connection has ended
         self._places: dict[str, int] = {}  # objects that were found: each keeps its place
         self._refused: set[str] = set()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -191,18 +194,19 @@ class Connection(FrameProtocol):
         """Memory of objects on their way to the process, in bytes."""
         return self.unsent_bytes + sum(len(copy) for _, copy in self._copies.values())
 
-    def give(self, name: str, data: memoryview, *, other_bytes: int = 0) -> None:
+    def give(self, name: str, data: memoryview, *, need: int = 0, other_bytes: int = 0) -> None:
         """Give an object for which this client has a lease; else ask for one first.
 
         Args:
             name: name of the object.
             data: the object, which is copied.
+            need: what the request for a lease says; see :class:`~stoker._cluster.frames.Need`.
             other_bytes: memory of objects on their way to other processes.
         """
         if self.is_lost or self.transport is None:
             return
         held_bytes = self.held_bytes + other_bytes
-        if held_bytes and held_bytes + len(data) > _UNSENT_BYTES:
+        if held_bytes and len(data) > _SMALL_BYTES and held_bytes + len(data) > _UNSENT_BYTES:
             self.release(name)
         elif name in self._leases:
             self._leases.discard(name)
@@ -210,7 +214,7 @@ class Connection(FrameProtocol):
         elif name not in self._copies and len(self._copies) < _MAX_COPIES:
             request = next(self._numbers)
             self._copies[name] = request, bytes(data)
-            self.send(Frame(Kind.ASK, request, name))
+            self.send(Frame(Kind.ASK, request, name, need))
 
     def release(self, name: str) -> None:
         """Give back a lease, if there is one."""
@@ -294,18 +298,20 @@ class Connection(FrameProtocol):
 
     async def close(self) -> None:
         """End the connection, once what was given has arrived."""
-        with suppress(TimeoutError):
-            while self._copies:
-                self._answered.clear()
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await self._answered.wait()
-        if self.transport is not None and not self.is_lost:
-            self.end()
-            before_bytes, unsent_bytes = math.inf, self.unsent_bytes
-            while not self._ended.done() and unsent_bytes < before_bytes:
-                await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
-                before_bytes, unsent_bytes = unsent_bytes, self.unsent_bytes
-        self.abort()
+        try:
+            with suppress(TimeoutError):
+                while self._copies:
+                    self._answered.clear()
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await self._answered.wait()
+            if self.transport is not None and not self.is_lost:
+                self.end()
+                before_bytes, unsent_bytes = math.inf, self.unsent_bytes
+                while not self._ended.done() and unsent_bytes < before_bytes:
+                    await asyncio.wait([self._ended], timeout=_CLOSE_SECONDS)
+                    before_bytes, unsent_bytes = unsent_bytes, self.unsent_bytes
+        finally:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

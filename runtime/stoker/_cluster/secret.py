@@ -36,6 +36,10 @@ class ClusterSecret(EnvironmentSecret):
         """
         return hmac.digest(self._key, b"\0".join([role.encode(), fingerprint.encode(), nonces]), sha256)
 
+    def derive_key(self, purpose: str) -> bytes:
+        """Return a key of 32 bytes for another purpose."""
+        return hmac.digest(self._key, b"key\0" + purpose.encode(), sha256)
+
     def is_proof(self, proof: bytes, role: str, nonces: bytes, fingerprint: str) -> bool:
         """Return whether a proof is the one that a side with this secret sends."""
         return hmac.compare_digest(proof, self.proof(role, nonces, fingerprint))

@@ -1,7 +1,7 @@
 """Objects in memory that the processes of a machine share, or those of other machines, for readers that need parts.
 
 Samples in an order that mixes all super-samples are small ranges of many objects. In memory that is mapped, reading a
-range copies bytes; of another machine's objects, all ranges are read by one request. An object that is nowhere is
+range copies bytes; of another process's objects, all ranges are read by one request. An object that is nowhere is
 fetched whole, given to the tier, and then found there by all processes, so that the bucket is read once.
 """
 
@@ -26,8 +26,8 @@ from stoker.errors import ChecksumError, StoreError
 _FOUND_AT_ONCE = 16
 """Objects that are looked for at a time, or fetched if need be."""
 _COPIED_AT_ONCE_BYTES = 4 << 20
-SLOW_SECONDS = 0.25
-"""Time that other machines take for ranges, after which what they lack is not waited for, too."""
+SLOW_SECONDS, _LEAST_BYTES_PER_SECOND = 0.25, 50e6
+"""Time that processes take for ranges, and rate of the bytes; what is lacking after a longer time is not waited for."""
 STAGED_OBJECTS = 2
 """Objects that a process fetches at a time, each by several requests."""
 
@@ -229,11 +229,12 @@ class MappedObjects:
             await asyncio.sleep(0)  # other fetches go on
 
     async def _copy_remote(self, copies: _Copies, numbers: Sequence[int]) -> list[str]:
-        """Copy ranges of other machines' objects; return the keys of those that these lack and have room for."""
+        """Copy ranges of objects that are not mapped; return the keys of those that are lacking and have room."""
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
         found = await self._tier.read_parts([copies.parts[number] for number in numbers], copies.into)
-        is_slow = loop.time() - begun_seconds > SLOW_SECONDS
+        size_bytes = sum(copies.parts[number].part.size_bytes for number in numbers)
+        is_slow = loop.time() - begun_seconds > SLOW_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
         lacking: dict[str, None] = {}
         for number, presence in zip(numbers, found, strict=True):
             ref = copies.parts[number].ref

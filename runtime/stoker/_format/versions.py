@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ MAX_MANIFEST_BYTES = 1 << 30  # thirty million super-samples
 _HEDGE_DELAY_SECONDS = 0.05  # after this time, a second request asks for the size of the manifest
 _MIN_BYTES_PER_SECOND = 10e6  # a slower transfer is hedged, too
 _PARALLEL_READS = 8
+_last_commit_seconds = 0.0
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 
@@ -139,8 +141,21 @@ async def publish(store: Store, manifest: Manifest) -> Manifest:
     return manifest
 
 
+def last_commit_seconds() -> float:
+    """Return when this process has committed a version last, in seconds since the epoch; 0 if it never has."""
+    return _last_commit_seconds
+
+
 async def advance_pointer(store: Store, manifest: Manifest, data: bytes | bytearray | None = None) -> None:
     """Replace the pointer by a copy of ``manifest``, unless it is a valid copy of this or a newer version."""
+    try:
+        await _advance_pointer(store, manifest, data)
+    finally:
+        global _last_commit_seconds
+        _last_commit_seconds = time.time()
+
+
+async def _advance_pointer(store: Store, manifest: Manifest, data: bytes | bytearray | None) -> None:
     retrying = RetryingStore(store)
     content = manifest.to_bytes() if data is None else data
     while True:

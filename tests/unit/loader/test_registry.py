@@ -180,15 +180,24 @@ def test_values_are_seen_by_all_and_one_of_them_replaces_another_once(store: Any
         assert await first.replace("b", b"", b"3")
         assert await first.get("b") == b"3"
 
+        await first.set("d", b"\xff")
+        with pytest.raises(ConnectionLostError, match="no text"):
+            await first.replace("d", await first.get("d"), b"1")
+
     asyncio.run(check())
+
+
+def test_values_are_used_where_a_store_is_for_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = TorchStore(Address("127.0.0.1", 1), "key", 2)
+    assert not registry.is_there()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert registry.is_there()
 
 
 def test_a_given_secret_is_not_asked_for() -> None:
     given = ClusterSecret.generate()
     registry = TorchStore(Address("127.0.0.1", 1), "key", 2, given)
     assert asyncio.run(registry.secret()) is given
-    assert registry.key == given.reveal().encode()
-    assert TorchStore(Address("127.0.0.1", 1), "key", 2).key == b""
 
 
 def test_a_store_out_of_reach_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

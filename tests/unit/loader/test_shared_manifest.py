@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +104,40 @@ def test_a_damaged_or_missing_data_set_is_an_error_of_each_loader(bucket: LocalB
     for _ in range(2):
         with pytest.raises(stoker.NotFoundError, match="there is no data set"):
             Loader("s3://stoker/none", batch_size=1, rank=0, world_size=2, cluster=CLUSTER, options=s3_options(bucket))
+
+
+def test_a_process_that_commits_gets_its_commit_though_another_one_has_just_read(
+    bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert opened(bucket) == 1
+    monkeypatch.setattr(_shared_manifest, "_used", {})  # the commit is of a process that has not opened the data set
+    extend(bucket, 5)
+    assert opened(bucket) == 2
+
+
+def test_another_endpoint_is_another_data_set(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened(bucket) == 1
+    monkeypatch.setattr(_shared_manifest, "_used", {})
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")  # the options' is used
+    assert opened(bucket) == 1
+    assert reads(bucket) == 2
+
+
+@pytest.mark.parametrize("length", [32, 64])
+def test_any_secret_will_do(length: int, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CLUSTER_SECRET", secrets.token_urlsafe(length))
+    assert opened(bucket) == 1
+    monkeypatch.setattr(_shared_manifest, "_used", {})
+    assert opened(bucket) == 1
+    assert reads(bucket) == 1
+
+
+def test_a_manifest_that_makes_no_sense_is_read_from_the_bucket(
+    bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lie(*_: object, **__: object) -> tuple[bytes, float]:
+        return b"no manifest", 0.0
+
+    monkeypatch.setattr(_shared_manifest.SharedReads, "read", lie)
+    assert opened(bucket) == 1
+    assert reads(bucket) == 1
