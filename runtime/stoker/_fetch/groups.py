@@ -133,7 +133,8 @@ class GroupSteps(StepSource[SampleGroup]):
                     )
                 )
             step = batch.step
-            yield PlannedStep(0, epoch, step.end, batch.is_last, tuple(segments), step.repeated, tuple(first_uses))
+            number, first = next(self._numbers), tuple(first_uses)
+            yield PlannedStep(number, epoch, step.end, batch.is_last, tuple(segments), step.repeated, first)
             start = end
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,7 @@ class StepSource(ABC, Generic[Ref]):
         self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource = Order
     ) -> None:
         self._next_item = 0
+        self._numbers = count()
         self._steps = self._iter_epochs(samples, positions, order)
 
     def next(self) -> PlannedStep[Ref] | None:
@@ -120,22 +121,41 @@ class StepSource(ABC, Generic[Ref]):
     def _iter_epochs(
         self, samples: NDArray[np.integer] | Units, positions: PositionRange, order: OrderSource
     ) -> Iterator[PlannedStep[Ref]]:
-        numbers = count()
         for epoch, sharding, position in positions.epochs():
-            for step in self._iter_steps(order(samples, positions.order, epoch), sharding, position):
-                yield replace(step, number=next(numbers))
+            yield from self._iter_steps(order(samples, positions.order, epoch), sharding, position)
 
     @abstractmethod
     def _iter_steps(self, order: Order, sharding: Sharding, position: int) -> Iterator[PlannedStep[Ref]]:
-        """Yield the steps of one epoch from a position on, all with number 0."""
+        """Yield the steps of one epoch from a position on, numbered by ``self._numbers``."""
+
+
+class _Block(NamedTuple):
+    """A delivery block of a lane: its number, its places ``[start, end)``, and the pieces with samples in it."""
+
+    number: int
+    start: int
+    end: int
+    pieces: list[int]
+
+
+_NO_BLOCK = _Block(-1, 0, 0, [])
 
 
 @dataclass(slots=True)
 class _LaneItems:
-    """The items of one lane that are held at present: item number by piece."""
+    """The items of one lane that are held at present: item number by piece; and the block that was read last."""
 
     lane: Lane
     held: dict[int, int] = field(default_factory=dict)
+    block: _Block = _NO_BLOCK
+
+    def block_at(self, place: int) -> _Block:
+        """Return the block that contains a place; steps that are smaller than a block find it once."""
+        if not self.block.start <= place < self.block.end:
+            number, ends = self.lane.block_of(place), self.lane.block_ends
+            start = int(ends[number - 1]) if number else 0
+            self.block = _Block(number, start, int(ends[number]), self.lane.used_pieces(number).tolist())
+        return self.block
 
     def drop_before(self, piece: int) -> list[int]:
         return [self.held.pop(old) for old in [old for old in self.held if old < piece]]
@@ -195,19 +215,15 @@ class SuperSampleSteps(StepSource[int]):
                 segments[-1] = replace(
                     segments[-1], released_after=(*segments[-1].released_after, *_drop_others(lanes))
                 )
-            yield PlannedStep(
-                0, order.epoch, step.end, is_last, tuple(segments), step.repeated, self._take_first_uses()
-            )
+            number, first_uses = next(self._numbers), self._take_first_uses()
+            yield PlannedStep(number, order.epoch, step.end, is_last, tuple(segments), step.repeated, first_uses)
 
     def _segments(self, held: _LaneItems, part: LaneSlice, others: list[int]) -> Iterator[Segment]:
         """Cut a slice of a lane at block borders; the first segment releases ``others``, the items of other lanes."""
         lane, place = held.lane, part.start
         while place < part.end:
-            block = lane.block_of(place)
-            block_end = int(lane.block_ends[block])
-            block_start = int(lane.block_ends[block - 1]) if block else 0
+            block, block_start, block_end, pieces = held.block_at(place)
             end = min(part.end, block_end)
-            pieces = lane.used_pieces(block).tolist()
             released_before = (*others, *held.drop_before(lane.pieces_of(block).start))
             for piece in pieces:
                 if piece not in held.held:
@@ -239,7 +255,8 @@ class SuperSampleSteps(StepSource[int]):
                 row_indices=partial(_return_rows, (inverse, rows)),
                 released_after=tuple(held.values()) if is_last else (),
             )
-            yield PlannedStep(0, order.epoch, step.end, is_last, (segment,), step.repeated, self._take_first_uses())
+            number, first_uses = next(self._numbers), self._take_first_uses()
+            yield PlannedStep(number, order.epoch, step.end, is_last, (segment,), step.repeated, first_uses)
 
 
 def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:
