@@ -279,14 +279,20 @@ def forecast_cluster(model: ClusterModel, held_share: float, read_bytes: float) 
     )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _simulate_cold_and_settled(
     workload: PlannedTraining, seed: int
 ) -> tuple[PlannedTraining, SimulationResult, SimulationResult]:
     """Return an excerpt and its runs with empty and with settled caches; cached, since advice repeats predictions."""
     small, hit_rate = scale_down(workload), workload.hit_rate
-    cold = _simulate(small, 0.0, seed)
+    cold = _simulate_cold(replace(workload, cache=None), seed)
     return small, cold, _simulate(small, hit_rate, seed) if hit_rate else cold
+
+
+@lru_cache(maxsize=16)
+def _simulate_cold(workload: PlannedTraining, seed: int) -> SimulationResult:
+    """Return the run of an excerpt with empty caches; cached, since advice compares caches of one workload."""
+    return _simulate(scale_down(workload), 0.0, seed)
 
 
 def _simulate(workload: PlannedTraining, hit_rate: float, seed: int, epochs: int = 0) -> SimulationResult:

@@ -30,6 +30,7 @@ from stoker_sim._training import PlannedTraining
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 SUPER_SAMPLES = 200
+MANIFEST = synthetic_manifest(super_samples=SUPER_SAMPLES, samples=100, super_sample_bytes=MIB)
 
 
 def workload(
@@ -44,7 +45,7 @@ def workload(
     """Return a training whose nodes hold this fraction of the data set each; None for no cluster cache."""
     limit_bytes = None if share is None else int(share * SUPER_SAMPLES * MIB)
     return PlannedTraining(
-        manifest=synthetic_manifest(super_samples=SUPER_SAMPLES, samples=100, super_sample_bytes=MIB),
+        manifest=MANIFEST,
         feed=PipelineConfig(
             order=OrderConfig(seed=1, shuffle=shuffle, window=4, lanes=nodes),
             batch_size=100,
@@ -164,7 +165,7 @@ def test_the_commands_of_the_page_print_what_it_shows(
     with running_bucket() as bucket:
         for name, value in bucket.environment().items():
             monkeypatch.setenv(name, value)
-        manifest = synthetic_manifest(super_samples=62_500, samples=213, super_sample_bytes=32_000_000)
+        manifest = synthetic_manifest(super_samples=15_625, samples=213, super_sample_bytes=32_000_000)
 
         async def write() -> None:
             store = stoker.open_store("s3://stoker/images")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker import FetchConfig, OrderConfig
 from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
+from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
@@ -25,10 +26,15 @@ from stoker_sim._training import PlannedTraining
 MIB = 1 << 20
 
 
-def training(processor: ProcessorModel | None = None, *, rate: float = 2000.0, ranks: int = 1) -> PlannedTraining:
-    """Return a training of 12,000 samples in batches of 100, whose link supplies 4,500 samples a second."""
+MANIFEST, SHORT = (synthetic_manifest(super_samples=count, samples=100, super_sample_bytes=MIB) for count in (120, 40))
+
+
+def training(
+    processor: ProcessorModel | None = None, *, rate: float = 2000.0, ranks: int = 1, manifest: Manifest = MANIFEST
+) -> PlannedTraining:
+    """Return a training in batches of 100, of 12,000 samples by default, whose link supplies 4,500 samples a second."""
     return PlannedTraining(
-        manifest=synthetic_manifest(super_samples=120, samples=100, super_sample_bytes=MIB),
+        manifest=manifest,
         feed=PipelineConfig(
             order=OrderConfig(seed=1, window=4, lanes=ranks),
             batch_size=100,
@@ -111,7 +117,7 @@ def test_more_processor_time_never_raises_the_utilization(costs: ProcessorModel,
         fetched_byte_seconds=factor * costs.fetched_byte_seconds,
         sample_seconds=factor * costs.sample_seconds,
     )
-    found = [predict(training(each, ranks=ranks)).later for each in (ProcessorModel(), costs, more)]
+    found = [predict(training(each, ranks=ranks, manifest=SHORT)).later for each in (ProcessorModel(), costs, more)]
     for less, greater in pairwise(found):
         assert greater.accelerator_utilization <= less.accelerator_utilization + 0.01
         assert greater.seconds >= 0.99 * less.seconds
