@@ -25,7 +25,7 @@ def url() -> str:
 
 def settings(**changed: Any) -> dict[str, Any]:
     """Settings of a small loader, without hedges: on a slow disk they would read the bucket, too."""
-    return {"batch_size": 16, "seed": 5, "window": 4, "memory": "200KB", "fetch": FetchConfig(hedge=False)} | changed
+    return {"batch_size": 48, "seed": 5, "window": 4, "memory": "200KB", "fetch": FetchConfig(hedge=False)} | changed
 
 
 def delivered(url: str, epochs: int, **changed: Any) -> tuple[list[list[int]], Any]:
@@ -121,6 +121,7 @@ def test_three_ranks_that_deal_anew_hit_as_often_as_the_order_allows(url: str) -
 
 
 def test_a_run_continues_in_the_middle_of_an_epoch_with_a_cache_as_without(url: str, tmp_path: Path) -> None:
+    whole, _ = delivered(url, 3)
     for cache in [None, *caches(tmp_path)]:
         with Loader(url, **settings(cache=cache)) as loader:
             numbers(loader)
@@ -131,7 +132,6 @@ def test_a_run_continues_in_the_middle_of_an_epoch_with_a_cache_as_without(url: 
             loader.load_state_dict(state)
             rest = numbers(loader)
             later = numbers(loader)
-        whole, _ = delivered(url, 3)
         assert (before + rest, later) == (whole[1], whole[2])
 
 
