@@ -10,11 +10,13 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -48,27 +50,22 @@ def run_framework(name: str, url: str, folder: Path) -> list[Report]:
         AssertionError: a rank failed; none outlives the call.
         subprocess.TimeoutExpired: a rank hangs.
     """
-    # Lightning starts its second rank itself.
-    ranks = [{}] if name == "lightning" else [_environment(rank) for rank in range(2)]
     base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     base["PYTHONSAFEPATH"] = "1"  # otherwise the module datasets beside this file hides Hugging Face's
     base["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [base.get("PYTHONPATH")])])
     command = [sys.executable, __file__, name, url, str(folder)]
-    logs = [folder / f"log{number}" for number in range(len(ranks))]
-    processes = []
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=base, cwd=folder, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        for log, rank in zip(logs, ranks, strict=True):
-            with log.open("w") as output:
-                processes.append(
-                    subprocess.Popen(command, env={**base, **rank}, cwd=folder, stdout=output, stderr=output)
-                )
-        for process in processes:
-            process.wait(_TIMEOUT_SECONDS)
+        process.wait(_TIMEOUT_SECONDS)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert not any(process.returncode for process in processes), "\n".join(log.read_text()[-4000:] for log in logs)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not process.returncode, log.read_text()[-8000:]
     return [json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -382,5 +379,29 @@ class _Model(nn.Module):
         return {"loss": self.layer(x[:, None].float() / 100).mean()}
 
 
+_IMPORTS = {
+    "accelerate": ("accelerate", "torch._dynamo", "torch.distributed.fsdp"),
+    "trainer": ("accelerate", "torch._dynamo", "transformers.trainer"),
+}
+
+
+def _fork_ranks(name: str) -> None:
+    """Return in two ranks, which share what is imported; end this process with them."""
+    for module in _IMPORTS[name]:
+        importlib.import_module(module)
+    gc.freeze()
+    children = []
+    for environment in map(_environment, range(2)):
+        if not (child := os.fork()):
+            os.environ.update(environment)
+            return
+        children.append(child)
+    if any(codes := [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]):
+        sys.exit(f"the ranks ended with {codes}")
+    sys.exit()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] != "lightning":  # which starts its second rank itself
+        _fork_ranks(sys.argv[1])
     getattr(_Program(sys.argv[2], Path(sys.argv[3])), sys.argv[1])()
