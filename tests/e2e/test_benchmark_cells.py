@@ -25,7 +25,7 @@ def cell(loader: str, kind: str) -> Cell:
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.bench.RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.bench._LOGS", tmp_path / "logs")
-    monkeypatch.setattr("benchmarks.bench.STARTS", 3)
+    monkeypatch.setattr("benchmarks.bench.STARTS", 2)
     monkeypatch.setattr("benchmarks.workloads.DATA", tmp_path)
     WORKLOADS["images"].generate(SAMPLES)
 
@@ -73,7 +73,7 @@ def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     assert steady.result["bytes_sent"][-1] <= steady.read_bytes
     assert steady.second_epoch_rate > 0
     assert starts.error is None
-    assert len(starts.start_seconds) == 3
+    assert len(starts.start_seconds) == 2
     assert limit.error is None
     assert limit.result["connections"] == ours.counts["peak_connections"]
     assert limit.read_bytes > limit.cell.epochs * limit.payload_bytes

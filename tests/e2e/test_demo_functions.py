@@ -74,7 +74,7 @@ def test_the_demo_packs_in_functions_that_are_killed_trains_on_every_image_once_
 
 
 def test_ctrl_c_ends_the_demo_and_its_functions(empty_folder: Path) -> None:
-    with demo("--functions", folder=empty_folder) as process:
+    with demo("--functions", "--images", str(IMAGES), folder=empty_folder) as process:
         read_until(process, AT_WORK)
         family = descendants_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground

@@ -62,7 +62,7 @@ def images(folder: Path) -> Path:
 def array(folder: Path) -> Path:
     folder.mkdir(parents=True)
     buffer = io.BytesIO()
-    np.save(buffer, np.arange(300_000, dtype="int64").reshape(3000, 100) % 251)
+    np.save(buffer, np.arange(100_000, dtype="int64").reshape(1000, 100) % 251)
     (folder / "x.npy").write_bytes(buffer.getvalue())
     return folder / "x.npy"
 

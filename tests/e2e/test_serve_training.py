@@ -58,11 +58,11 @@ SMALL_BUDGET = 11 << 20  # for less than half of the samples of ``pack_beyond_me
 def pack_beyond_memory() -> str:
     """Pack 24 MB of samples with two large columns, one ragged, in 24 super-samples, and return the URL."""
     url, rng = "memory://served-full/ds", np.random.default_rng(0)
-    schema = {"x": stoker.Array("int64"), "text": stoker.Bytes(), "image": stoker.Array("uint8", (40, 100))}
+    schema = {"x": stoker.Array("int64"), "text": stoker.Bytes(), "image": stoker.Array("uint8", (40, 300))}
     with stoker.Packer(url, schema=schema, super_sample_bytes=1 << 20) as packer:
-        for number in range(3000):
-            image = rng.integers(0, 256, (40, 100), np.uint8)
-            packer.write({"x": number, "text": rng.bytes(int(rng.integers(0, 8000))), "image": image})
+        for number in range(1000):
+            image = rng.integers(0, 256, (40, 300), np.uint8)
+            packer.write({"x": number, "text": rng.bytes(int(rng.integers(0, 24_000))), "image": image})
     return url
 
 
@@ -70,7 +70,7 @@ def read_full(url: str) -> tuple[list[bytes], list[str]]:
     """Return the bytes of each batch of two epochs of ``full``, and the warnings."""
     with (
         warnings.catch_warnings(record=True) as caught,
-        Loader(url, batch_size=64, shuffle="full", seed=5, epochs=2, memory=SMALL_BUDGET) as loader,
+        Loader(url, batch_size=21, shuffle="full", seed=5, epochs=2, memory=SMALL_BUDGET) as loader,
     ):
         warnings.simplefilter("always")
         batches = [

@@ -56,9 +56,7 @@ def run_framework(name: str, url: str, folder: Path) -> list[Report]:
     command = [sys.executable, __file__, name, url, str(folder)]
     log = folder / "log"
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=base, cwd=folder, stdout=output, stderr=output, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=base, cwd=folder, stdout=output, stderr=output, start_new_session=True)
     try:
         process.wait(_TIMEOUT_SECONDS)
     finally:

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from typing import Any
 
 __all__ = ["preloaded_forkserver"]
 
@@ -16,7 +17,7 @@ def preloaded_forkserver(*modules: str) -> Iterator[None]:
 
     A process of it inherits nothing from this one. It differs from a spawned process in how it begins and how it ends.
     """
-    server = forkserver._forkserver  # type: ignore[attr-defined]  # it has no public way to stop
+    server: Any = forkserver._forkserver  # it has no public way to stop
     server._stop()
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     forkserver.ensure_running()
