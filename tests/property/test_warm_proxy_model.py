@@ -6,7 +6,7 @@ import asyncio
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stoker.testing import VirtualClockLoop
 from stoker_warm._config import WarmConfig
@@ -35,8 +35,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.frozen: set[int] = set()
         self.lying: set[int] = set()
 
-    @precondition(lambda self: not hasattr(self, "create_tier"))
-    @rule(parity=st.sampled_from(sorted(CODES)), spare=st.integers(0, 1), keep_warm=st.sampled_from([5.0, 60.0]))
+    @initialize(parity=st.sampled_from(sorted(CODES)), spare=st.integers(0, 1), keep_warm=st.sampled_from([5.0, 60.0]))
     def begin(self, parity: int, spare: int, keep_warm: float) -> None:
         code = CODES[parity]
         config = WarmConfig(nodes=code.shards + spare, code=code, keep_warm_seconds=keep_warm, read_seconds=3.0)
@@ -48,7 +47,7 @@ class WarmTierMachine(RuleBasedStateMachine):
 
         self.runner.run(start())
 
-    @precondition(lambda self: hasattr(self, "create_tier") and not self.frozen and not self.lying)
+    @precondition(lambda self: not self.frozen and not self.lying)
     @rule(which=WHICH)
     def an_object_is_put_there(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -65,7 +64,6 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.offered.add(name)
         self.harmed[name] = set()
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_offered(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -76,7 +74,6 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(offer())
         self.offered.add(name)
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_read(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -86,7 +83,6 @@ class WarmTierMachine(RuleBasedStateMachine):
         elif len(self.harmed.get(name, set(range(99)))) <= self.tier.config.code.parity:
             assert found
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_dropped(self, which: int) -> None:
         name, _ = OBJECTS[which]
@@ -100,7 +96,6 @@ class WarmTierMachine(RuleBasedStateMachine):
             self.dropped.add(name)
         self.harmed.pop(name, None)
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE)
     def a_node_is_taken_back(self, node: int) -> None:
         async def kill() -> None:
@@ -111,7 +106,6 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.frozen.discard(node)
         self.lying.discard(node)
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE)
     def a_node_freezes(self, node: int) -> None:
         instances = self.tier.platform.instances.get(f"warm-{node}", [])
@@ -121,7 +115,6 @@ class WarmTierMachine(RuleBasedStateMachine):
             self._harm(node)
             self.frozen.add(node)
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE, fault=st.sampled_from(["bytes", "forged", "mac", "short", "other shard"]))
     def a_node_becomes_faulty(self, node: int, fault: str) -> None:
         instances = self.tier.platform.instances.get(f"warm-{node}", [])
@@ -146,12 +139,11 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(thaw())
         self.frozen.clear()
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule()
     def the_next_call_of_each_node_goes_astray(self) -> None:
         self.tier.platform.strays |= {node.name for node in self.tier.proxy._nodes}  # which harms none
 
-    @precondition(lambda self: hasattr(self, "create_tier") and not self.frozen)
+    @precondition(lambda self: not self.frozen)
     @rule(is_crash=st.booleans())
     def another_proxy_takes_over(self, is_crash: bool) -> None:
         async def replace() -> None:
@@ -162,18 +154,16 @@ class WarmTierMachine(RuleBasedStateMachine):
 
         self.runner.run(replace())
 
-    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(seconds=st.sampled_from([0.01, 0.24, 0.26, 3.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.runner.run(asyncio.sleep(seconds))
 
     @invariant()
     def the_books_are_in_order(self) -> None:
-        if hasattr(self, "create_tier"):
-            found = self.tier.proxy.statistics()
-            assert found.objects <= len(self.offered | self.dropped)
-            assert sum(found.nodes.values()) == self.tier.config.nodes
-            assert found.held_bytes <= found.limit_bytes
+        found = self.tier.proxy.statistics()
+        assert found.objects <= len(self.offered | self.dropped)
+        assert sum(found.nodes.values()) == self.tier.config.nodes
+        assert found.held_bytes <= found.limit_bytes
 
     def teardown(self) -> None:
         async def close() -> None:
@@ -182,8 +172,7 @@ class WarmTierMachine(RuleBasedStateMachine):
             await self.tier.platform.close()
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
-        if hasattr(self, "create_tier"):
-            self.runner.run(close())
+        self.runner.run(close())
         self.runner.close()
 
     def _set_fault(self, fault: str, instances: list[Instance]) -> None:
