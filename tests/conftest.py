@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave modules and tests, a million objects that live as long as the process, out of all garbage collections."""
+    """Leave modules and tests, which are nearly a million objects and never garbage, out of garbage collections."""
     gc.disable()
     try:
         return (yield)

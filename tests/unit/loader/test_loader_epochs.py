@@ -263,26 +263,25 @@ def through_torch(state: dict[str, Any]) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("carry", [through_json, through_torch, copy.deepcopy])
 @pytest.mark.parametrize("settings", [{}, {"transform": keep_x}], ids=["plain", "pool"])
 @pytest.mark.parametrize("taken", [0, 1, 4, 6, 7, 8])
-def test_a_state_continues_exactly_wherever_it_was_taken(
-    url: str, carry: Callable[[Any], Any], settings: dict[str, Any], taken: int
-) -> None:
+def test_a_state_continues_exactly_wherever_it_was_taken(url: str, settings: dict[str, Any], taken: int) -> None:
     with Loader(url, batch_size=16, seed=5, **settings) as loader:
         whole = numbers(loader) + numbers(loader)
         loader.set_epoch(0)
         batches = itertools.chain.from_iterable(loader for _ in range(2))
         seen = [number for batch in itertools.islice(batches, taken) for number in batch["x"].tolist()]
-        state = carry(loader.state_dict())
+        states = [carry(loader.state_dict()) for carry in (through_json, through_torch, copy.deepcopy)]
         loader.close()
-        assert loader.state_dict() == state
-    with Loader(url, batch_size=16, seed=5, **settings) as loader:
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        while len(seen) < len(whole):
-            seen += numbers(loader)
-        assert seen == whole
+        assert [loader.state_dict()] * 3 == states
+    for state in states:
+        with Loader(url, batch_size=16, seed=5, **settings) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            found = list(seen)
+            while len(found) < len(whole):
+                found += numbers(loader)
+            assert found == whole
 
 
 def test_a_state_is_the_place_behind_the_batch_yielded_however_far_the_pool_is(url: str) -> None:
@@ -430,14 +429,20 @@ def test_a_loader_cannot_be_pickled_or_copied_and_says_what_to_do(url: str, copy
 # Data sets of every size.
 
 
+@pytest.fixture(scope="module")
+def small_urls() -> dict[int, str]:
+    """Data sets, number of samples → URL."""
+    return {samples: pack_numbers(samples, super_sample_bytes=1000) for samples in (1, 2, 5)}
+
+
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 @pytest.mark.parametrize("samples", [1, 2, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 7])
 @pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"evaluation": True}, {"limit": 1}], ids=str)
 def test_data_sets_smaller_than_anything_are_delivered(
-    shuffle: Any, samples: int, world_size: int, settings: dict[str, Any]
+    small_urls: dict[int, str], shuffle: Any, samples: int, world_size: int, settings: dict[str, Any]
 ) -> None:
-    url = pack_numbers(samples, super_sample_bytes=1000)
+    url = small_urls[samples]
     seen, steps = [], set()
     for rank in range(world_size):
         with Loader(
