@@ -376,12 +376,13 @@ def test_statistics_can_be_taken_from_another_thread_all_the_time(url: str) -> N
     with Loader(url, batch_size=4, transform=keep_x, memory="1MB") as loader:
         watcher = threading.Thread(target=watch)
         watcher.start()
-        for _ in range(5):
+        for _ in range(2):
             numbers(loader)
         over.set()
         watcher.join()
         taken.append(loader.stats())
-    assert taken[-1].samples == 5 * SAMPLES
+    assert taken[-1].samples == 2 * SAMPLES
+    assert len(taken) > 10
     for name in ("batches", "samples", "get_requests", "read_bytes", "wait_seconds", "lookups"):
         values = [getattr(statistics, name) for statistics in taken]
         assert values == sorted(values)
@@ -435,10 +436,16 @@ def small_urls() -> dict[int, str]:
     return {samples: pack_numbers(samples, super_sample_bytes=1000) for samples in (1, 2, 5)}
 
 
-@pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 @pytest.mark.parametrize("samples", [1, 2, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 7])
-@pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"evaluation": True}, {"limit": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("shuffle", "settings"),
+    [
+        *((shuffle, {}) for shuffle in ("none", "block", "window", "full")),
+        *itertools.product(("window", "full"), ({"drop_last": True}, {"evaluation": True}, {"limit": 1})),
+    ],
+    ids=str,
+)
 def test_data_sets_smaller_than_anything_are_delivered(
     small_urls: dict[int, str], shuffle: Any, samples: int, world_size: int, settings: dict[str, Any]
 ) -> None:
