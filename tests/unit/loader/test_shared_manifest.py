@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from stoker._cluster.shared_reads import SharedReads
 from stoker_local import LocalBucket, running_bucket
 from stoker_torch import Loader, _shared_manifest
 from support.cluster import node_processes, own_runtime_folder
@@ -138,6 +139,6 @@ def test_a_manifest_that_makes_no_sense_is_read_from_the_bucket(
     async def lie(*_: object, **__: object) -> tuple[bytes, float]:
         return b"no manifest", 0.0
 
-    monkeypatch.setattr(_shared_manifest.SharedReads, "read", lie)
+    monkeypatch.setattr(SharedReads, "read", lie)
     assert opened(bucket) == 1
     assert reads(bucket) == 1
