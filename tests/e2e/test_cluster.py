@@ -45,7 +45,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def kept(packed: BucketProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, int], Ranks]]:
+def ranks_for(packed: BucketProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, int], Ranks]]:
     """Return ranks for the next training: those of the last one, if they are ready for another."""
     all_ranks: dict[tuple[int, int], Ranks] = {}
 
@@ -68,12 +68,12 @@ Train = Callable[..., Ranks]
 
 
 @pytest.fixture
-def train(kept: Callable[[int, int], Ranks]) -> Iterator[Train]:
+def train(ranks_for: Callable[[int, int], Ranks]) -> Iterator[Train]:
     """Start a training; one that has not ended is killed at the end."""
     begun: list[Ranks] = []
 
     def start(cluster: str, *, ranks: int = RANKS, twins: int = 0, **settings: Any) -> Ranks:
-        training = kept(ranks, twins)
+        training = ranks_for(ranks, twins)
         training.begin(cluster=cluster, twins=twins, **settings)
         begun.append(training)
         return training

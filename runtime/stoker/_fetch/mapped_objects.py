@@ -40,7 +40,7 @@ class _Copies:
         into: memory that they are copied to.
         verify: raises ChecksumError if the copied range with a number is wrong.
         count: called with the size of each range that was copied.
-        late_count: number of objects that were waited for in vain before.
+        late_count: number of objects that were waited for without success before.
 
     Attributes:
         numbers: key of an object → numbers of its ranges.
@@ -123,7 +123,7 @@ class MappedObjects:
 
     @property
     def _late_count(self) -> int:
-        """Number of objects that others were waited for in vain."""
+        """Number of objects that others were waited for without success."""
         return self._counters.tier_late[self._tier.name]
 
     @staticmethod
