@@ -46,7 +46,8 @@ def imported(node: ast.AST, *, types_too: bool) -> Iterator[str]:
         yield from (name.partition(".")[0] for name in names)
     for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     for child in [] if for_types and not types_too else ast.iter_child_nodes(node):
-        yield from imported(child, types_too=types_too)
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from imported(child, types_too=types_too)
 
 
 def pins() -> dict[str, Version]:

@@ -45,7 +45,7 @@ def test_there_it_is_a_bound_that_is_missed_where_misses_are_rare_and_come_in_bu
 
 @pytest.mark.parametrize("supply", [0.8, KNEE, 1.25])
 def test_bunches_cost_what_they_cost_any_reader_that_looks_as_far_ahead(supply: float) -> None:
-    around = EstimateConditions(super_samples=2000, memory_bytes=512 << 20)
+    around = EstimateConditions(super_samples=1000, memory_bytes=512 << 20)
     dataset_bytes = around.super_samples * (8 << 20)
     job = TrainingJob(name="job", dataset_bytes=dataset_bytes, compute_bytes_per_second=400e6)
     cache_bytes = round(0.9 * dataset_bytes)

@@ -166,7 +166,7 @@ def _read_units(size: _ReadCounts) -> tuple[Table, Panel]:
 
 def run_reads(quick: bool) -> ExperimentResult:
     """Run shuffled reads by chunk and one by one."""
-    size = _ReadCounts(files=200, chunks=24) if quick else _ReadCounts(files=600, chunks=96)
+    size = _ReadCounts(files=100, chunks=16) if quick else _ReadCounts(files=600, chunks=96)
     reads, times_panel, panels = _compare_reads(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _read_units(size)
     return ExperimentResult([reads, units], [times_panel, unit_panel, *panels], _REMARKS)

@@ -249,7 +249,7 @@ def test_ranks_of_a_node_share_its_memory_and_its_network(tmp_path: Path, capsys
         "--first-byte",
         "5",
         "--bandwidth",
-        "8Mbit",
+        "80Mbit",
         "--memory",
         "64MB",
     )

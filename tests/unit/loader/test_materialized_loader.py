@@ -291,7 +291,7 @@ def test_a_state_continues_with_or_without_objects_exactly_once(url: str, first:
         max_size=6,
     ),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_run_that_changes_its_size_and_its_source_again_and_again_is_exactly_once(
     url: str, lanes: int, limit: int | None, drop_last: bool, stretches: list[tuple[str, int, int, int]]
 ) -> None:
