@@ -52,9 +52,5 @@ def test_a_case_can_have_a_name(ids: Any) -> None:
 def test_a_test_without_cases_or_without_their_argument_is_none() -> None:
     with pytest.raises(AssertionError, match="there is no case of number"):
         for_each("number", [])
-
-    def test() -> None:
-        pass
-
     with pytest.raises(AssertionError, match="does not take number"):
-        for_each("number", [1])(test)
+        for_each("number", [1])(lambda: None)
