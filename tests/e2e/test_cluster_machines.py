@@ -21,10 +21,10 @@ RANKS = MACHINES * LOCAL_RANKS
 TRAININGS: dict[str, dict[str, Any]] = {
     "window": {},
     "twins": {"twins": 4, "epochs": 1},
-    "limit": {"limit": SAMPLES // 2},
+    "limit": {"limit": SAMPLES // 2, "epochs": 2},
     "full": {"shuffle": "full", "memory": "24MB"},
-    "units": {"unit": "200KB", "window": 32},
-    "resume": {"stops_after": 5},
+    "units": {"unit": "200KB", "window": 32, "epochs": 2},
+    "resume": {"stops_after": 5, "epochs": 2},
     "workers": {"workers": 1, "epochs": 2},
     "kill": {"seconds": 0.02, "meets": False},
 }

@@ -7,7 +7,7 @@ import pytest
 from support.cluster_schedules import EPOCHS, FAULTS, OBJECTS, RANGES, play
 from support.many_schedules import play_all
 
-SCHEDULES = 24
+SCHEDULES = 18
 """``make soak`` plays more."""
 
 
