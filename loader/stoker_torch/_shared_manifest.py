@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b
 
 from stoker._base.machine import process_seconds
@@ -81,12 +82,11 @@ async def read_manifest_once(
     _used[name] = max(_used.get(name, 0.0), read_at)
     if stored is not None:
         return stored.manifest
-    try:
+    with suppress(FormatError, ChecksumError):
         manifest = Manifest.from_bytes(data)
-    except (FormatError, ChecksumError):
-        manifest = None
-    is_right = manifest is not None and version in (None, manifest.version)
-    return manifest if manifest is not None and is_right else await read_manifest(reader, version)
+        if version in (None, manifest.version):
+            return manifest
+    return await read_manifest(reader, version)
 
 
 def _job(environment: Mapping[str, str] = os.environ) -> str:

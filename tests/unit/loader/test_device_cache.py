@@ -228,4 +228,5 @@ def test_thousands_of_steps_that_read_nothing_are_planned_little_by_little(url: 
         before = loader.stats().get_requests
         for _ in range(30):
             assert [int(batch["x"]) for batch in loader] == list(range(100))
-        assert loader.stats().get_requests - before <= 30  # the super-sample that the limit cuts is never whole
+        # The super-sample that the limit cuts is never whole; that of the epoch ahead may be read before or after.
+        assert loader.stats().get_requests - before <= 30 + 1
