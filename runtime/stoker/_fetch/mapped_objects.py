@@ -148,7 +148,12 @@ class MappedObjects:
             The numbers of ranges that were not copied, ascending.
         """
         copies = _Copies(parts, into, verify, self._count, self._late_count)
-        lacking = await self._copy_present(copies, copies.numbers)
+        size_bytes = sum(each.part.size_bytes for each in parts)
+        try:
+            async with asyncio.timeout(tier_chain.SINGLE_FLIGHT_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND):
+                lacking = await self._copy_present(copies, copies.numbers)
+        except TimeoutError:
+            return sorted(copies.left)
 
         async def load(key: str) -> None:
             if (other := self._loading.get(key)) is not None:
