@@ -98,8 +98,8 @@ def share_read(bucket: BucketProcess) -> float:
 @pytest.mark.parametrize(
     "settings",
     [
+        {"workers": 2},  # first: a process that has trained has threads, of which a worker that is forked has none
         {},
-        {"workers": 2},
         {"shuffle": "full", "memory": "24MB"},  # does not fit: read in groups of samples
     ],
     ids=str,
