@@ -87,8 +87,8 @@ class ClusterTier:
         open_node: OpenNode | None = None,
         open_peer: OpenPeer | None = None,
     ) -> None:
-        self._spec, self._is_shared = ClusterSpec.parse(text), is_shared
-        self._need = (Need.SHARED if is_shared or passes else Need(0)) | (Need.PASSING if passes else Need(0))
+        self._spec = ClusterSpec.parse(text)
+        self._need = Need.SHARED | Need.PASSING if passes else Need.SHARED if is_shared else Need(0)
         if self._spec.path is None and self._spec.limit_bytes > (machine := inspect_machine()).memory_bytes:
             limited_by = f" ({machine.limited_by})" if machine.limited_by else ""
             raise ConfigError(
@@ -122,7 +122,7 @@ class ClusterTier:
         if owner is None:
             return await self._read_from_owner(link, node, ref, need, into)
         # If others of this machine need it, too, one of them asks the owner.
-        if node is not None and self._is_shared and await node.read(passing, into):
+        if node is not None and self._need and await node.read(passing, into):
             return True
         is_here = await self._read_from_owner(link, await link.connection_to(owner), ref, need, into)
         if is_here and node is not None and node.has_lease(name):

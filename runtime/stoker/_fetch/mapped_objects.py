@@ -163,9 +163,8 @@ class MappedObjects:
                 await self._load(copies, key)
 
         if loads and self._loads and lacking:
-            first = self._fetcher.rng.randrange(
-                len(lacking)
-            )  # else all loaders would wait for the same objects, one by one
+            # If loaders all began with the first one, they would wait for the same objects, one by one.
+            first = self._fetcher.rng.randrange(len(lacking))
             await for_each(lacking[first:] + lacking[:first], load, concurrency=_FOUND_AT_ONCE)
         return sorted(copies.left)
 
