@@ -20,7 +20,7 @@ from stoker._fetch.concurrency import LinkUse
 from stoker._fetch.config import LARGE_REQUEST_BYTES, FetchConfig, FetchCounters
 from stoker._fetch.hedge import HedgePolicy
 from stoker._fetch.range_reader import ObjectFetch, RangeChecks, RangeReader
-from stoker._fetch.tier_chain import TierChain
+from stoker._fetch.tier_chain import Patience, TierChain
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import (
@@ -149,10 +149,13 @@ class Fetcher:
             await self.fetch_whole(ref, self._ring.view(slot, ref.size_bytes), urgent=urgent)
         return slot
 
-    def fetch_whole(self, ref: ObjectRef, into: memoryview, *, urgent: bool = False) -> Awaitable[None]:
+    def fetch_whole(
+        self, ref: ObjectRef, into: memoryview, *, urgent: bool = False, patience: Patience | None = None
+    ) -> Awaitable[None]:
         """Return an awaitable that reads an object, verified by checksum, into the caller's memory of its size.
 
-        When it ends, even by an error or cancellation, no transport writes to the memory. Otherwise like :meth:`fetch`.
+        When it ends, even by an error or cancellation, no transport writes to the memory. ``patience`` limits the waits
+        for tiers of several calls together. Otherwise like :meth:`fetch`.
 
         Raises:
             FetchError: the object was not fetched by the deadline or the last attempt.
@@ -166,7 +169,7 @@ class Fetcher:
             checksums = _RangeChecksums(ref, self._checksum)
             return self.fetch_ranges(ref, parts, into=into, verify=checksums.verify, urgent=urgent, checks=checksums)
 
-        return self.tiers.fetch(ref, into, from_store) if self.tiers else from_store(into)
+        return self.tiers.fetch(ref, into, from_store, patience) if self.tiers else from_store(into)
 
     async def fetch_ranges(
         self,

@@ -185,6 +185,11 @@ class HedgePolicy:
             return math.inf, size_bytes / DEFAULT_BYTES_PER_SECOND
         return whole_seconds, whole_seconds - (self.times.expected_first_byte_seconds() or whole_seconds)
 
+    def usual_seconds(self, size_bytes: int) -> float:
+        """Return the expected time of a transfer of ``size_bytes``; with too few measurements, that of the first."""
+        expected_seconds = self.times.expected_seconds(size_bytes)
+        return self._config.hedge_first_seconds if expected_seconds is None else expected_seconds
+
     def late_seconds(self, size_bytes: int) -> float:
         """Return how long a transfer of ``size_bytes`` takes before it is late, if its bytes have begun to arrive."""
         expected_seconds = self.times.expected_seconds(size_bytes)

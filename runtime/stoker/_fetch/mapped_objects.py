@@ -40,10 +40,10 @@ class _Copies:
         into: memory that they are copied to.
         verify: raises ChecksumError if the copied range with a number is wrong.
         count: called with the size of each range that was copied.
-        late_count: number of objects that were waited for without success before.
 
     Attributes:
         numbers: key of an object → numbers of its ranges.
+        patience: how long to wait for objects that others fetch.
         left: numbers of ranges that were not copied.
         copied_bytes: bytes that were copied since the event loop had a turn.
     """
@@ -54,13 +54,12 @@ class _Copies:
         into: memoryview,
         verify: Callable[[int], None],
         count: Callable[[int], None],
-        late_count: int,
     ) -> None:
-        self.late_count = late_count
         self.parts, self.into, self._verify, self._count = parts, into, verify, count
         self.numbers: dict[str, list[int]] = {}
         for number, each in enumerate(parts):
             self.numbers.setdefault(each.ref.key, []).append(number)
+        self.patience = tier_chain.Patience(tier_chain.SINGLE_FLIGHT_SECONDS)
         self.left = set(range(len(parts)))
         self.copied_bytes = 0
 
@@ -121,11 +120,6 @@ class MappedObjects:
         self._failed: set[str] = set()
         self._late_reads = 0  # of small objects, in a row
 
-    @property
-    def _late_count(self) -> int:
-        """Number of objects that others were waited for without success."""
-        return self._counters.tier_late[self._tier.name]
-
     @staticmethod
     def size_bytes(manifest: Manifest) -> int:
         """Return the memory of objects on their way to the tier."""
@@ -147,13 +141,16 @@ class MappedObjects:
         Returns:
             The numbers of ranges that were not copied, ascending.
         """
-        copies = _Copies(parts, into, verify, self._count, self._late_count)
-        size_bytes = sum(each.part.size_bytes for each in parts)
+        copies = _Copies(parts, into, verify, self._count)
+        usual_seconds = sum(each.part.size_bytes for each in parts) / _LEAST_BYTES_PER_SECOND
+        loop = asyncio.get_running_loop()
+        begun_seconds = loop.time()
         try:
-            async with asyncio.timeout(tier_chain.SINGLE_FLIGHT_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND):
+            async with asyncio.timeout(copies.patience.seconds + usual_seconds):
                 lacking = await self._copy_present(copies, copies.numbers)
         except TimeoutError:
             return sorted(copies.left)
+        copies.patience.spend(loop.time() - begun_seconds, usual_seconds)
 
         async def load(key: str) -> None:
             if (other := self._loading.get(key)) is not None:
@@ -269,14 +266,15 @@ class MappedObjects:
         try:
             await self._limiter.acquire()
             try:
-                if self._late_count > copies.late_count:  # waits of a second are not added up
+                if copies.patience.seconds <= 0:
                     return
                 memory = self._free.pop() if self._free else anonymous_memory(self._object_bytes)
+                data = memory[: ref.size_bytes]
                 try:
-                    await self._fetcher.fetch_whole(ref, memory[: ref.size_bytes], urgent=True)
+                    await self._fetcher.fetch_whole(ref, data, urgent=True, patience=copies.patience)
                     self._counters.objects -= 1  # delivered are its ranges, when they are copied
                     self._counters.useful_bytes -= ref.size_bytes
-                    await self._copy_from(copies, key, memory[: ref.size_bytes])
+                    await self._copy_from(copies, key, data)
                 except StoreError:
                     self._failed.add(key)
                 finally:

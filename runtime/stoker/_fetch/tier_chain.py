@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from stoker._base.breaker import FAILURE_THRESHOLD, PROBE_INTERVAL_SECONDS, BreakerState, CircuitBreaker, ReadOutcome
@@ -58,6 +60,38 @@ class _TierOutcome(enum.StrEnum):
     LATE = "late"
     BEATEN = "beaten"
     NOT_ASKED = "not asked"
+
+
+@dataclass
+class Patience:
+    """How long one caller waits for tiers, all its reads together; beside the time that the store usually takes.
+
+    Attributes:
+        seconds: time left.
+    """
+
+    seconds: float = math.inf
+
+    def spend(self, waited_seconds: float, usual_seconds: float) -> None:
+        """Count a wait, of which ``usual_seconds`` are free."""
+        self.seconds -= max(0.0, waited_seconds - usual_seconds)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One read of an object.
+
+    Attributes:
+        ref: the object.
+        into: memory of its size.
+        store: fills memory from the store; None if only tiers are read.
+        patience: how long to wait for tiers.
+    """
+
+    ref: ObjectRef
+    into: memoryview
+    store: ReadStore | None
+    patience: Patience = field(default_factory=Patience)
 
 
 class _TierState:
@@ -132,7 +166,7 @@ class TierChain:
             member = self._states[number, index] = _TierState(self._tiers[number], index)
         return member
 
-    async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
+    async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore, patience: Patience | None = None) -> None:
         """Fill ``into`` with an object, verified, from the nearest tier that delivers it in time, or from the store.
 
         When the call ends in any way, nothing writes to ``into`` any more. All tiers nearer than the one that delivers
@@ -142,12 +176,13 @@ class TierChain:
             ref: the object.
             into: memory of the object's size.
             store: fills memory of that size from the store: ``into``, or other memory in a race.
+            patience: how long to wait for tiers, if the caller has a limit for several reads.
 
         Raises:
             StokerError: the store failed, and no tier has the object.
         """
         try:
-            answer = await self._read_in_turn(ref, into, store)
+            answer = await self._read_in_turn(_Read(ref, into, store, patience or Patience()))
             if answer is _TierOutcome.DELIVERED:
                 return
             if answer is not _TierOutcome.BEATEN:
@@ -171,9 +206,9 @@ class TierChain:
 
         A tier that fails or returns wrong bytes only costs time.
         """
-        return bool(self._tiers) and await self._read_in_turn(ref, into, None) is _TierOutcome.DELIVERED
+        return bool(self._tiers) and await self._read_in_turn(_Read(ref, into, None)) is _TierOutcome.DELIVERED
 
-    async def _read_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _TierOutcome:
+    async def _read_in_turn(self, read: _Read) -> _TierOutcome:
         """Read from tiers in turn until one or the store delivers, or one is late; return the last outcome.
 
         Raises:
@@ -182,12 +217,12 @@ class TierChain:
         self._hedges.budget.earn()
         answer = _TierOutcome.MISSING
         for number in range(len(self._tiers)):
-            member = self._state(number, ref)
-            answer = await self._read_if_permitted(member, ref, into, store)
+            member = self._state(number, read.ref)
+            answer = await self._read_if_permitted(member, read)
             record_tier_outcome(member.tier.name, answer)
             if answer is _TierOutcome.DELIVERED:
-                self._count_hit(member, ref)
-                self._offer(ref, into, number)
+                self._count_hit(member, read.ref)
+                self._offer(read.ref, read.into, number)
             if answer in (_TierOutcome.DELIVERED, _TierOutcome.BEATEN, _TierOutcome.LATE):
                 break
         return answer
@@ -225,9 +260,7 @@ class TierChain:
         for tier in self._single_flights:
             tier.decline(ref)
 
-    async def _read_if_permitted(
-        self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
-    ) -> _TierOutcome:
+    async def _read_if_permitted(self, member: _TierState, read: _Read) -> _TierOutcome:
         """Read from a tier if its breaker permits."""
         loop = asyncio.get_running_loop()
         permit = member.breaker.permit(loop.time())
@@ -236,10 +269,10 @@ class TierChain:
         outcome = ReadOutcome.UNDECIDED
         member.in_flight += 1
         try:
-            answer = await self._read_with_hedge(member, ref, into, store)
+            answer = await self._read_with_hedge(member, read)
             if answer is _TierOutcome.DELIVERED:
                 outcome = ReadOutcome.DELIVERED
-            elif answer is not _TierOutcome.MISSING and not self._waits_for_others(member, ref, answer):
+            elif answer is not _TierOutcome.MISSING and not self._waits_for_others(member, read.ref, answer):
                 outcome = ReadOutcome.FAILED
         except StokerError:
             outcome = ReadOutcome.FAILED
@@ -251,14 +284,13 @@ class TierChain:
             self._log_change(member, before)
         return answer
 
-    async def _read_with_hedge(
-        self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
-    ) -> _TierOutcome:
+    async def _read_with_hedge(self, member: _TierState, read: _Read) -> _TierOutcome:
         """Read from a tier and, if it is late and memory is available, from the store at the same time."""
+        ref, into, store = read.ref, read.into, read.store
         with ExitStack() as borrowed:
             async with task_group() as group:
                 near = group.create_task(self._read_tier(member, ref, into, will_fetch=store is not None))
-                if await self._wait_until_late(member, near, ref.size_bytes):
+                if await self._wait_until_late(member, near, ref.size_bytes, read.patience):
                     return near.result()
                 self._counters.tier_late[member.tier.name] += 1
                 data = (
@@ -281,18 +313,27 @@ class TierChain:
             into[:] = data
             return _TierOutcome.BEATEN
 
-    async def _wait_until_late(self, member: _TierState, near: asyncio.Task[_TierOutcome], size_bytes: int) -> bool:
+    async def _wait_until_late(
+        self, member: _TierState, near: asyncio.Task[_TierOutcome], size_bytes: int, patience: Patience
+    ) -> bool:
         """Wait until a read has ended or is late; return whether it has ended.
 
         Short waits are counted instead of the clock, so that a pause of this process does not make a tier late.
         """
         waited_seconds = 0.0
-        while (left_seconds := self._late_seconds(member, size_bytes) - waited_seconds) >= TIMER_SECONDS:
-            look_seconds = min(POLL_SECONDS, left_seconds)
-            await asyncio.wait([near], timeout=look_seconds)
-            if near.done():
-                return True
-            waited_seconds += look_seconds
+        usual_seconds = self._hedges.usual_seconds(size_bytes)
+        limit_seconds = usual_seconds + patience.seconds
+        try:
+            while (
+                left_seconds := min(limit_seconds, self._late_seconds(member, size_bytes)) - waited_seconds
+            ) >= TIMER_SECONDS:
+                look_seconds = min(POLL_SECONDS, left_seconds)
+                await asyncio.wait([near], timeout=look_seconds)
+                if near.done():
+                    return True
+                waited_seconds += look_seconds
+        finally:
+            patience.spend(waited_seconds, usual_seconds)
         member.failure = f"it had not delivered after {waited_seconds:.2g} s"
         return False
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import FetchConfig
+from stoker._fetch.tier_chain import Patience
 from stoker.abc import ObjectRef
 from stoker.errors import ConnectionLostError, FetchError
 from stoker.testing import run_virtual
@@ -397,6 +398,22 @@ def test_a_fetch_of_another_client_is_waited_for_a_second(wait_seconds: float, r
         assert seconds() <= 1.1
         assert place.requests == requests
         assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_waits_of_one_caller_for_other_clients_add_up_to_a_second_and_what_the_store_takes() -> None:
+    async def main() -> None:
+        tier = SingleFlight(after(0.001, answer=False))
+        place = bench(tier)
+        for _ in range(4):  # then the usual time is known
+            await place.fetch()
+        tier.answers = [after(0.3)]
+        begun, patience = seconds(), Patience(1.0)
+        for _ in range(8):
+            await place.fetcher.fetch_whole(place.ref, memoryview(bytearray(len(BODY))), patience=patience)
+        assert 1.0 < seconds() - begun <= 1.0 + 8 * 2 * BUCKET_SECONDS
+        assert patience.seconds <= 0.02
 
     run_virtual(main())
 
