@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,18 +14,13 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from stoker._base.threads import compute_in_thread
-from stoker._cluster.frames import Kind
+from stoker._cluster.meeting import find_meeting, listen_host, numeric_address, own_host
 from stoker._cluster.members import Member, Registry
 from stoker._cluster.secret import SECRET_VARIABLE, ClusterSecret
 from stoker._cluster.spec import ClusterSpec
-from stoker._cluster.tcp import open_tcp
 from stoker._shared.address import Address
-from stoker._stores.options import is_loopback
-from stoker.errors import ConfigError, ConnectionLostError
+from stoker.errors import ConnectionLostError
 
-MEETING_VARIABLE, LISTEN_VARIABLE = "STOKER_CLUSTER", "STOKER_CLUSTER_LISTEN"
-_ELSEWHERE = Address("192.0.2.1", 9)
-"""An address that no machine has (RFC 5737): the system tells which interface leads to other machines."""
 _STORE_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -38,17 +32,15 @@ def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ
     Raises:
         ConfigError: ``STOKER_CLUSTER`` is not ``host:port``, or there is no secret for it.
     """
-    listen = environment.get(LISTEN_VARIABLE, "")
-    if Address(listen, 0).is_everywhere:
-        raise ConfigError(f"{LISTEN_VARIABLE}={listen}: others cannot connect there; give an address of this machine")
-    secret = environment.get(SECRET_VARIABLE, "")
-    if meeting := environment.get(MEETING_VARIABLE, ""):
-        return MeetingAddress(Address.parse(meeting), spec, ClusterSecret.parse(secret), listen)
+    listen = listen_host(environment)
+    if (meeting := find_meeting(spec, environment)) is not None:
+        return meeting
     ranks, local_ranks = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
     if not host or not port or ranks < 2 or ranks == local_ranks or not distributed.is_available():
         return None
     machines = _number(environment, "GROUP_WORLD_SIZE") or (-(-ranks // local_ranks) if local_ranks else 0)
+    secret = environment.get(SECRET_VARIABLE, "")
     given = ClusterSecret.parse(secret) if secret else None
     return TorchStore(Address(host, port), spec.key, machines, given, listen)
 
@@ -56,33 +48,6 @@ def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 0
-
-
-def _own_host(other: Address) -> str:
-    """Return the address of this machine towards another one. Sends nothing.
-
-    Raises:
-        OSError: the other one is unknown or out of reach.
-    """
-    family, _, _, _, address = socket.getaddrinfo(other.host, other.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return _reached_host(str(probe.getsockname()[0]), other)
-
-
-def _reached_host(host: str, named: Address) -> str:
-    """Return the host that a name led to, as others reach it: a machine may give its own name one of loopback."""
-    return _own_host(_ELSEWHERE) if is_loopback(host) and not named.is_local else host
-
-
-def _numeric(address: Address) -> Address:
-    """Return an address by number, as others reach it.
-
-    Raises:
-        OSError: the name is unknown.
-    """
-    host = str(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
-    return Address(_reached_host(host, address), address.port)
 
 
 class TorchStore:
@@ -115,7 +80,7 @@ class TorchStore:
 
     def addresses(self) -> list[Address]:
         """Return the address towards the store's machine, with any free port."""
-        return [_numeric(Address(self._listen or _own_host(self._address), 0))]
+        return [numeric_address(Address(self._listen or own_host(self._address), 0))]
 
     async def join(self, member: Member) -> list[Member]:
         """Record this machine's process, unless it is there already, and return all members, the latest last."""
@@ -203,43 +168,3 @@ def _own_store(address: Address) -> Any:
             address.host, address.port, is_master=False, timeout=limit, wait_for_workers=False
         )
     return _own_stores[key]
-
-
-class MeetingAddress:
-    """A :class:`~stoker._cluster.members.Registry` at the cache process of one of the machines, which listens there.
-
-    Args:
-        address: its address.
-        spec: setting of the loaders.
-        secret: the secret.
-        listen: address of this machine to listen at, if it is another one; default that of the interface that leads
-            to the first.
-    """
-
-    machines = 0
-
-    def __init__(self, address: Address, spec: ClusterSpec, secret: ClusterSecret, listen: str = "") -> None:
-        if address.is_everywhere or not address.port:
-            raise ConfigError(f"{MEETING_VARIABLE}={address}: others cannot connect there; give an address and a port")
-        self._address, self._secret, self._listen, self._tls = address, secret, listen, spec.tls
-        self.job = f"meeting {address} {spec.name}"
-
-    async def secret(self) -> ClusterSecret:
-        """Return the secret of the job."""
-        return self._secret
-
-    def addresses(self) -> list[Address]:
-        """Return the meeting address, which only one machine has, and the address towards it, with any free port."""
-        return [_numeric(self._address), _numeric(Address(self._listen or _own_host(self._address), 0))]
-
-    async def join(self, member: Member) -> list[Member]:
-        """Record this machine's process, and return all members."""
-        connection = await open_tcp(self._address, self._secret, tls=self._tls)
-        try:
-            text = json.dumps({"job": self.job, "members": [member.encode()]}).encode()
-            known = json.loads(await connection.send_and_receive(Kind.JOIN, text))
-            if not isinstance(known, list):
-                raise ValueError(f"{known!r:.80} does not describe the members")
-            return [Member.decode(each) for each in known]
-        finally:
-            await connection.close()

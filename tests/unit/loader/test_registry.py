@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from torch import distributed
 
+from stoker._cluster import meeting as meeting_module
+from stoker._cluster.meeting import MeetingAddress
 from stoker._cluster.members import Member
 from stoker._cluster.secret import ClusterSecret
 from stoker._cluster.shared_reads import MAX_VALUE_BYTES
@@ -23,7 +25,7 @@ from stoker._cluster.spec import ClusterSpec
 from stoker._shared.address import Address
 from stoker.errors import ConfigError, ConnectionLostError
 from stoker_torch import _registry
-from stoker_torch._registry import MeetingAddress, TorchStore, find_registry
+from stoker_torch._registry import TorchStore, find_registry
 from support.ports import reserved_port
 
 SPEC = ClusterSpec.parse("memory:?limit=1GB")
@@ -100,7 +102,7 @@ def test_an_answer_that_does_not_describe_members_is_told_as_such(
     async def open_tcp(*_: object, **__: object) -> Answering:
         return Answering()
 
-    monkeypatch.setattr(_registry, "open_tcp", open_tcp)
+    monkeypatch.setattr(meeting_module, "open_tcp", open_tcp)
     meeting = MeetingAddress(Address("127.0.0.1", 7400), SPEC, ClusterSecret.parse(SECRET))
     with pytest.raises(ValueError, match=r"does not describe|Expecting value"):
         asyncio.run(meeting.join(member(1)))
@@ -209,6 +211,8 @@ def test_a_store_out_of_reach_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 GROUP = """
 import asyncio, json, sys
 from torch import distributed
+from stoker._cluster import meeting as meeting_module
+from stoker._cluster.meeting import MeetingAddress
 from stoker._cluster.members import Member
 from stoker._shared.address import Address
 from stoker_torch._registry import TorchStore, _own_store
