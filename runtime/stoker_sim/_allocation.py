@@ -35,8 +35,8 @@ class TrainingJob(BoundedConfig):
         dataset: name of its data set; jobs with the same one share its cache. None if no other job reads it.
         dataset_bytes: size of the data set, in bytes.
         compute_bytes_per_second: rate at which it trains without waiting for data, on all its nodes together.
-        nodes: number of machines, each with its own cache. A node reads another part of the data set in each epoch,
-            and only its own cache serves it.
+        nodes: number of machines. A node reads another part of the data set in each epoch.
+        shares_caches: whether the caches of all nodes serve each of them; else only its own cache serves a node.
     """
 
     name: str
@@ -44,6 +44,7 @@ class TrainingJob(BoundedConfig):
     dataset_bytes: Finite[Positive[int]]
     compute_bytes_per_second: Finite[Positive[float]]
     nodes: Finite[AtLeastOne[int]] = 1
+    shares_caches: bool = False
 
     @property
     def dataset_key(self) -> Hashable:
@@ -53,7 +54,7 @@ class TrainingJob(BoundedConfig):
     @property
     def cacheable_bytes(self) -> int:
         """Cache on all its nodes together with which it reads nothing from the bucket, in bytes."""
-        return self.dataset_bytes * self.nodes
+        return self.dataset_bytes * (1 if self.shares_caches else self.nodes)
 
     def miss_rate(self, cache_bytes: float) -> float:
         """Return the miss rate, 0 to 1, with ``cache_bytes`` of cache on all its nodes together."""
@@ -171,7 +172,8 @@ def allocate(jobs: Sequence[TrainingJob], cluster: Cluster, policy: AllocationPo
     """Divide the resources of a cluster among jobs.
 
     Raises:
-        ConfigError: two jobs have the same name, or disagree on the size or the nodes of a data set that they share.
+        ConfigError: two jobs have the same name, or disagree on the size, the nodes or the caches of a data set that
+            they share.
     """
     _check(jobs)
     caches = policy.divide_cache(jobs, cluster)
@@ -187,7 +189,7 @@ def _check(jobs: Sequence[TrainingJob]) -> None:
             raise ConfigError(f"two jobs are called {job.name!r}; give each one its own name")
         names.add(job.name)
         first = known.setdefault(job.dataset_key, job)
-        for field in ("dataset_bytes", "nodes"):
+        for field in ("dataset_bytes", "nodes", "shares_caches"):
             if getattr(job, field) != getattr(first, field):
                 raise ConfigError(
                     f"the jobs {first.name!r} and {job.name!r} share the data set {job.dataset!r}, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_nodes_that_keep_for_themselves_need_the_data_once_each() -> None:
     two = job("two", 100, 10.0, nodes=2)
     assert two.miss_rate(100) == 0.5
     assert two.miss_rate(200) == 0.0
+
+
+def test_nodes_that_share_their_caches_need_the_data_once() -> None:
+    together = replace(job("together", 100, 10.0, nodes=2), shares_caches=True)
+    assert together.miss_rate(50) == 0.5
+    assert together.miss_rate(100) == 0.0
+    apart = job("apart", 100, 10.0, nodes=2)
+    assert caches(divided("greedy", 150, 1.0, apart, together)) == [50, 100]
 
 
 def test_greedy_caches_first_where_a_byte_saves_most() -> None:

@@ -50,10 +50,12 @@ def _limit_bytes(share: JobShare) -> int:
     return share.cache_bytes // share.job.nodes // _MEGABYTE * _MEGABYTE
 
 
-def _cache_spec(share: JobShare) -> str | None:
-    """Return the value of the Loader's ``cache`` argument; None if no cache is allocated."""
+def _cache_settings(share: JobShare) -> dict[str, str | None]:
+    """Return the values of the Loader's arguments ``cache`` and ``cluster``; None for what is not used."""
     limit_bytes = _limit_bytes(share)
-    return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
+    setting = f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
+    shared = share.job.shares_caches
+    return {"cache": None if shared else setting, "cluster": setting if shared else None}
 
 
 def _max_bytes_per_second(share: JobShare) -> int | None:
@@ -63,7 +65,7 @@ def _max_bytes_per_second(share: JobShare) -> int | None:
 
 def _format_settings(share: JobShare) -> str:
     """Return the Loader call of a job, or an empty string if it has no settings."""
-    settings = [f'cache="{cache}"'] if (cache := _cache_spec(share)) else []
+    settings = [f'{name}="{setting}"' for name, setting in _cache_settings(share).items() if setting]
     settings += [f"fetch=FetchConfig(max_bytes_per_second={rate})"] if (rate := _max_bytes_per_second(share)) else []
     return f"Loader(…, {', '.join(settings)})" if settings else ""
 
@@ -89,7 +91,7 @@ def _as_json(allocation: Allocation, cluster: Cluster, policy: str) -> dict[str,
                 "rate_bytes_per_second": share.rate,
                 "compute_bytes_per_second": share.job.compute_bytes_per_second,
                 "bound": _bound_name(share),
-                "cache": _cache_spec(share),
+                **_cache_settings(share),
             }
             for share in allocation.shares
         ],
@@ -185,6 +187,7 @@ def _parse_job(section: TomlSection) -> TrainingJob:
         dataset_bytes = section.size("dataset_bytes")
         dataset = section.text("dataset") if "dataset" in section else None
         nodes = section.integer("nodes", 1, max_value=MAX_LANES)
+        cache = section.choice("cache", ("disk", "cluster"), "disk")
         rate = _parse_compute_rate(section)
         return section.create(
             TrainingJob,
@@ -193,6 +196,7 @@ def _parse_job(section: TomlSection) -> TrainingJob:
             dataset_bytes=dataset_bytes,
             compute_bytes_per_second=rate,
             nodes=nodes,
+            shares_caches=cache == "cluster",
         )
     except ConfigError as error:
         raise ConfigError(f"{error} (the job {name!r})") from None

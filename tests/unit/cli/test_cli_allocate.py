@@ -11,6 +11,7 @@ import pytest
 
 from stoker import FetchConfig, cli
 from stoker._cache.tiers import CacheSpec
+from stoker._cluster.spec import ClusterSpec
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
 FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'
@@ -80,6 +81,18 @@ def test_what_to_give_to_the_loader_is_a_part_for_each_node_and_the_whole_of_it_
         assert CacheSpec.parse(each["cache"]).limit_bytes == each["limit_bytes"] == limit_bytes
 
 
+def test_a_job_whose_nodes_share_their_caches_gets_a_part_of_the_data_for_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, CLUSTER + WIDE + 'cache = "cluster"\n')
+    wide = divided(capsys, path)["jobs"][0]
+    assert (wide["cache_bytes"], wide["hit_rate"], wide["cache"]) == (50e9, 1.0, None)
+    assert wide["cluster"] == "disk:/mnt/nvme/stoker?limit=25000MB"
+    assert ClusterSpec.parse(wide["cluster"]).limit_bytes == wide["limit_bytes"]
+    assert cli.main(["allocate", str(path)]) == 0
+    assert 'Loader(…, cluster="disk:/mnt/nvme/stoker?limit=25000MB")' in capsys.readouterr().out
+
+
 def test_bandwidth_is_divided_by_nodes_and_is_what_a_fetcher_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +144,7 @@ def test_jobs_without_a_share_under_greedy_are_named(tmp_path: Path, capsys: pyt
         (CLUSTER + FAST.replace('"100MB/s"', "1e8"), "jobs[0].compute is 100000000.0, not a text (the job 'fast')"),
         (CLUSTER + FAST.replace('"100MB/s"', '"0"'), "compute_bytes_per_second " + NOT.format(0.0, "fast")),
         (CLUSTER + FAST + "nodes = 0\n", "jobs[0].nodes is 0, not an integer from 1 to 65,536 (the job 'fast')"),
+        (CLUSTER + FAST + 'cache = "all"\n', "jobs[0].cache is 'all', not one of disk, cluster (the job 'fast')"),
         (CLUSTER + FAST + "gpus = 8\n", "jobs[0].gpus has no effect here"),
         (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0]: compute and samples_per_second both give"),
         (CLUSTER + SLOW.replace("200", "nan"), "jobs[0].samples_per_second is nan, not a number"),
