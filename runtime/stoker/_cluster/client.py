@@ -101,6 +101,13 @@ class ClusterTier:
             lambda: _LoopLink(open_this_node, None if registry is None else Peers(registry, connect_peer, tls=tls))
         )
 
+    async def connect(self) -> bool:
+        """Wait for the process of this machine, and until the others are known; return whether it is reached."""
+        link = self._links.get()
+        is_reached = await link.connection() is not None
+        await link.settle()
+        return is_reached
+
     def place(self, ref: ObjectRef) -> str:
         """Return the address of the process that has the place of an object; empty for that of this machine."""
         owner = self._links.get().owner(name_of(ref))

@@ -28,7 +28,7 @@ from stoker.errors import ConnectionLostError, StoreError
 _CLOSE_SECONDS = 1.0
 """Time in which a process that takes none of the objects on their way, or answers no request for a lease of one, is
 not waited for when a loader is closed."""
-_UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
+UNSENT_BYTES, _MAX_COPIES = 64 << 20, 2
 """Bytes of objects on their way to the process, and number of objects that are not asked for yet, beyond which no more
 are given to it."""
 _SMALL_BYTES = 4096
@@ -206,7 +206,7 @@ class Connection(FrameProtocol):
         if self.is_lost or self.transport is None:
             return
         held_bytes = self.held_bytes + other_bytes
-        if held_bytes and len(data) > _SMALL_BYTES and held_bytes + len(data) > _UNSENT_BYTES:
+        if held_bytes and len(data) > _SMALL_BYTES and held_bytes + len(data) > UNSENT_BYTES:
             self.release(name)
         elif name in self._leases:
             self._leases.discard(name)

@@ -1,23 +1,30 @@
-"""``stoker cache``: fills a disk cache before training, so that the first epoch reads from it.
+"""``stoker cache``: fills a disk cache or a cluster cache before training, so that the first epoch reads from it.
 
 After H. Zhao and others, "SiloD", EuroSys 2023.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+from stoker._base.batch_read import ObjectPart, RangePart
 from stoker._base.progress import ProgressReporter, WorkAmount
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
 from stoker._cache.disk_folder import disk_space_bytes
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.index import AccessForecast
+from stoker._cache.index import AccessForecast, Presence
 from stoker._cache.tiers import CacheSharing, CacheSpec, create_tiers
+from stoker._cluster.client import ClusterTier
+from stoker._cluster.connection import UNSENT_BYTES
+from stoker._cluster.meeting import find_meeting
+from stoker._cluster.spec import ClusterSpec
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher
@@ -27,7 +34,7 @@ from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import RankSharding
 from stoker._order.steps import PositionRange, SuperSampleSteps
-from stoker.abc import Readable
+from stoker.abc import ObjectRef, Readable, Tier
 from stoker.cli.flags import add_actions, add_dataset, add_json, open_store_from_args, rate_from, whole_number_to
 from stoker.cli.output import format_count, json_text
 from stoker.errors import ConfigError, StokerError
@@ -38,18 +45,21 @@ _HEDGE_SLOTS = 2
 _BATCH_SIZE = 1024
 _parse_number = whole_number_to((1 << 64) - 1)
 _DESCRIPTION = (
-    "Read super-samples into a disk cache, in the order in which training needs them, until the limit is reached. "
-    "Super-samples that the cache has are checked and kept, so an interrupted run resumes. The exit code is 1 if the "
-    "cache lacks super-samples that fit."
+    "Read super-samples into a disk cache, or into the cache process of this machine, in the order in which training "
+    "needs them, until the limit is reached. Super-samples that the cache has are kept, so an interrupted run resumes. "
+    "The exit code is 1 if the cache lacks super-samples that fit."
 )
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     example = "stoker cache warm s3://bucket/dataset --cache 'disk:/mnt/nvme/cache?limit=200GB'"
-    warm = add_actions(parser)("warm", "fill a disk cache before training", description=_DESCRIPTION, example=example)
-    cache = "the cache, disk:PATH?limit=SIZE, as given to the Loader"
-    warm.add_argument("--cache", required=True, metavar="SPEC", help=cache)
+    warm = add_actions(parser)("warm", "fill a cache before training", description=_DESCRIPTION, example=example)
+    caches = warm.add_mutually_exclusive_group(required=True)
+    cache = "the disk cache, disk:PATH?limit=SIZE, as given to the Loader"
+    caches.add_argument("--cache", metavar="SPEC", help=cache)
+    cluster = "the cluster cache, such as memory:?limit=SIZE&linger=SECONDS, as given to the Loader"
+    caches.add_argument("--cluster", metavar="SPEC", help=cluster)
     seed = "seed of the training; matters if the data set is larger than the limit (default: 0)"
     warm.add_argument("--seed", type=_parse_number, default=0, metavar="N", help=seed)
     warm.add_argument("--epoch", type=_parse_number, default=0, metavar="N", help="epoch to begin with (default: 0)")
@@ -60,47 +70,143 @@ def configure(parser: ArgumentParser) -> None:
     add_dataset(warm)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filled:
+    """What a cache holds.
+
+    Attributes:
+        place: the cache.
+        fits: number of super-samples that fit into it.
+        held: those that it holds.
+        read: number of them that came from the bucket.
+    """
+
+    place: str
+    fits: int
+    held: Sequence[ObjectRef]
+    read: int
+
+
 async def run(args: Namespace) -> int:
-    """Fill a disk cache with the super-samples that a run needs first, print what it holds, and return the exit code.
+    """Fill a cache with the super-samples that a run needs first, print what it holds, and return the exit code.
 
     Raises:
-        ConfigError: the cache is in memory.
+        ConfigError: the setting is wrong, or the cache is in the memory of a process that ends.
         MemoryBudgetError: the cache has no room for a super-sample.
-        StokerError: another process writes to the cache, or a super-sample could not be read; earlier ones are kept.
+        StokerError: another process writes to the disk, the cache process cannot be reached, or a super-sample could
+            not be read; earlier ones are kept.
     """
-    spec = CacheSpec.parse(args.cache)
-    config = FetchConfig(max_bytes_per_second=args.max_rate)
+    spec = (CacheSpec if args.cluster is None else ClusterSpec).parse(args.cluster or args.cache)
     async with open_store_from_args(args) as store:
         manifest = await read_manifest(store, args.at)
         partition = RankSharding(samples=manifest.samples, batch_size=_BATCH_SIZE)
         order = OrderConfig(seed=args.seed)
         positions = PositionRange(order=order, sharding=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
         total = WorkAmount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
-        async with (
-            ProgressReporter("filling", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress,
-            _open_disk_tier(manifest, spec, positions) as tier,
-        ):
-            rows = _select_rows(manifest, positions, spec.limit_bytes)
-            read = await _fill(store, manifest, tier, rows, config, progress)
-            held_refs = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
-    size_bytes = sum(ref.size_bytes for ref in held_refs)
+        async with ProgressReporter(
+            "filling", "super-samples", total, sys.stderr, quiet=args.quiet or args.json
+        ) as progress:
+            source = _Source(store, manifest, FetchConfig(max_bytes_per_second=args.max_rate), progress)
+            if isinstance(spec, CacheSpec):
+                filled = await _fill_disk(source, spec, positions)
+            else:
+                filled = await _fill_cluster(source, spec, args.cluster, positions)
+    size_bytes = sum(ref.size_bytes for ref in filled.held)
     if args.json:
-        figures = {"url": args.url, "version": manifest.version, "cache": f"disk:{spec.path}"}
-        figures |= {"super_samples": len(manifest), "fit": len(rows), "held": len(held_refs), "held_bytes": size_bytes}
-        print(json_text({**figures, "read": read}))
+        figures = {"url": args.url, "version": manifest.version, "cache": filled.place}
+        figures |= {"super_samples": len(manifest), "fit": filled.fits, "held": len(filled.held)}
+        print(json_text({**figures, "held_bytes": size_bytes, "read": filled.read}))
     else:
         print(
-            f"disk:{spec.path} holds {len(held_refs):,} of {format_count(len(manifest), 'super-sample')} of version "
-            f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} "
-            "were there"
+            f"{filled.place} holds {len(filled.held):,} of {format_count(len(manifest), 'super-sample')} of version "
+            f"{manifest.version}, {format_bytes(size_bytes)}: {filled.read:,} came from the bucket, "
+            f"{filled.fits - filled.read:,} were there"
         )
-    if len(held_refs) < len(rows):
+    if len(filled.held) < filled.fits:
+        reason = (
+            "the disk is full or failed; free some space and" if args.cluster is None else "the process has failed;"
+        )
         print(
-            f"{len(rows) - len(held_refs):,} that fit into the limit were not cached: the disk is full or failed; "
-            "free some space and run the command again",
+            f"{filled.fits - len(filled.held):,} that fit into the limit were not cached: {reason} run the command "
+            "again",
             file=sys.stderr,
         )
-    return 1 if len(held_refs) < len(rows) else 0
+    return 1 if len(filled.held) < filled.fits else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The data set, and how it is read."""
+
+    store: Readable
+    manifest: Manifest
+    config: FetchConfig
+    progress: ProgressReporter
+
+    def open(self, tier: Tier) -> tuple[Fetcher, Ring]:
+        """Return what reads objects and offers them to a tier, and its memory."""
+        ring = Ring(_MAX_CONCURRENT_FETCHES + _HEDGE_SLOTS, self.manifest.largest_bytes)
+        rng = random.Random()  # noqa: S311 - jitter
+        return Fetcher(self.store, ring=ring, rng=rng, config=self.config, tiers=[tier]), ring
+
+
+async def _fill_cluster(source: _Source, spec: ClusterSpec, text: str, positions: PositionRange) -> _Filled:
+    """Read super-samples into the processes of the machines until they have no room."""
+    manifest = source.manifest
+    rows = _select_rows(manifest, positions, math.inf)
+    held: list[ObjectRef] = []
+    fits = kept = 0
+    tier = ClusterTier(text, registry=find_meeting(spec))
+    fetcher, ring = source.open(tier)
+
+    async def find(ref: ObjectRef) -> Presence:
+        part = ObjectPart(ref, RangePart(0, min(1, ref.size_bytes), 0))
+        return (await tier.read_parts([part], memoryview(bytearray(1))))[0]
+
+    async def fill(row: int) -> None:
+        nonlocal fits, kept
+        ref = manifest.ref(row)
+        presence = await find(ref)
+        kept += presence is Presence.COPIED
+        if presence is Presence.LACKING:
+            ring.release(await fetcher.fetch(ref))
+            presence = await find(ref)  # answered when the process has it
+        fits += presence is not Presence.UNAVAILABLE
+        if presence is Presence.COPIED:
+            held.append(ref)
+            source.progress.add(ref.size_bytes)
+
+    try:
+        if not await tier.connect():
+            raise StokerError(f"{text}: the cache process of this machine cannot be reached")
+        concurrency = max(1, min(_MAX_CONCURRENT_FETCHES, UNSENT_BYTES // manifest.largest_bytes))
+        await for_each(rows, fill, concurrency=concurrency)
+    finally:
+        await tier.close()
+    copied = fetcher.stats.tier_hits.get(tier.name, 0)  # from other machines
+    return _Filled(place=text, fits=fits, held=held, read=max(0, fits - kept - copied))
+
+
+async def _fill_disk(source: _Source, spec: CacheSpec, positions: PositionRange) -> _Filled:
+    """Read super-samples into a disk cache; those that are there are verified."""
+    manifest = source.manifest
+    async with _open_disk_tier(manifest, spec, positions) as tier:
+        fetcher, ring = source.open(tier)
+
+        async def fill(row: int) -> None:
+            ref = manifest.ref(row)
+            ring.release(await fetcher.fetch(ref))
+            await tier.flush()
+            source.progress.add(ref.size_bytes)
+
+        rows = _select_rows(manifest, positions, spec.limit_bytes)
+        await for_each(rows, fill, concurrency=_MAX_CONCURRENT_FETCHES)
+        return _Filled(
+            place=f"disk:{spec.path}",
+            fits=len(rows),
+            held=[ref for row in rows if tier.holds(ref := manifest.ref(row))],
+            read=len(rows) - fetcher.stats.tier_hits.get(tier.name, 0),
+        )
 
 
 @asynccontextmanager
@@ -109,7 +215,9 @@ async def _open_disk_tier(
 ) -> AsyncGenerator[DiskTier, None]:
     """Yield the cache that a loader would open; it keeps the super-samples that ``positions`` needs first."""
     if spec.path is None:
-        raise ConfigError("a cache in memory ends with its process and cannot be filled ahead; use disk:PATH")
+        raise ConfigError(
+            "a cache in memory ends with its process and cannot be filled ahead; use disk:PATH or --cluster"
+        )
     (tier,) = create_tiers([spec], manifest, CacheSharing())
     assert isinstance(tier, DiskTier)  # noqa: S101 - the path says so
     try:
@@ -124,29 +232,7 @@ async def _open_disk_tier(
         await tier.close()
 
 
-async def _fill(
-    store: Readable,
-    manifest: Manifest,
-    tier: DiskTier,
-    rows: Sequence[int],
-    config: FetchConfig,
-    progress: ProgressReporter,
-) -> int:
-    """Read super-samples into the tier and return how many came from the bucket; the others' checksums were checked."""
-    ring = Ring(_MAX_CONCURRENT_FETCHES + _HEDGE_SLOTS, manifest.largest_bytes)
-    fetcher = Fetcher(store, ring=ring, rng=random.Random(), config=config, tiers=[tier])  # noqa: S311 - jitter
-
-    async def fill(row: int) -> None:
-        ref = manifest.ref(row)
-        ring.release(await fetcher.fetch(ref))
-        await tier.flush()
-        progress.add(ref.size_bytes)
-
-    await for_each(rows, fill, concurrency=_MAX_CONCURRENT_FETCHES)
-    return len(rows) - fetcher.stats.tier_hits.get(tier.name, 0)
-
-
-def _select_rows(manifest: Manifest, positions: PositionRange, limit_bytes: int) -> list[int]:
+def _select_rows(manifest: Manifest, positions: PositionRange, limit_bytes: float) -> list[int]:
     """Return the rows of the super-samples that ``positions`` uses first and that fit into ``limit_bytes`` together."""
     queue = StepQueue(SuperSampleSteps(manifest.rows.samples, positions))
     rows: dict[int, None] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import stoker
 from stoker import cli
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker_torch import Loader
+from support.cluster import own_runtime_folder
+from support.ports import reserved_port
 
 SAMPLES = 200
 
@@ -32,7 +35,11 @@ def warm(data: str, cache: str, *options: str) -> int:
     return cli.main(["cache", "warm", data, "--cache", cache, *options])
 
 
-def requests_of_an_epoch(data: str, cache: str, **settings: Any) -> int:
+def warm_cluster(data: str, cluster: str, *options: str) -> int:
+    return cli.main(["cache", "warm", data, "--cluster", cluster, "--quiet", *options])
+
+
+def requests_of_an_epoch(data: str, cache: str | None, **settings: Any) -> int:
     with Loader(data, batch_size=20, cache=cache, epochs=1, **settings) as loader:
         begun = loader.stats().get_requests
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
@@ -147,3 +154,50 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(
 def test_a_data_set_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert warm(str(tmp_path / "none"), f"disk:{tmp_path / 'cache'}?limit=10MB") == 1
     assert "there is no data set" in capsys.readouterr().err
+
+
+def test_a_training_behind_it_reads_nothing_where_the_machine_keeps_objects(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = "memory:?limit=10MB"
+    with own_runtime_folder():
+        assert warm_cluster(data, cluster) == 0
+        assert f"{cluster} holds 23 of 23 super-samples" in (shown := capsys.readouterr().out)
+        assert "23 came from the bucket, 0 were there" in shown
+        assert requests_of_an_epoch(data, None, cluster=cluster, seed=3) == 0
+        assert warm_cluster(data, cluster) == 0
+        assert "0 came from the bucket, 23 were there" in capsys.readouterr().out
+
+
+def test_a_machine_keeps_what_the_order_needs_first_until_it_has_no_room(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = "memory:?limit=42KB"
+    with own_runtime_folder():
+        assert warm_cluster(data, cluster, "--seed", "7") == 0
+        assert "holds 5 of 23 super-samples" in capsys.readouterr().out
+        with Loader(data, batch_size=20, cluster=cluster, seed=7, epochs=1, memory="100KB") as loader:
+            next(iter(loader))
+            assert loader.stats().tier_hits["cluster"] >= 4
+
+
+def test_machines_that_meet_fill_each_object_once(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_CLUSTER", f"127.0.0.1:{reserved_port()}")
+    monkeypatch.setenv("STOKER_CLUSTER_SECRET", secrets.token_urlsafe(32))
+    with own_runtime_folder():
+        assert warm_cluster(data, "memory:?limit=10MB") == 0
+        with own_runtime_folder():  # of another machine
+            assert warm_cluster(data, "memory:?limit=10MB") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "holds 23 of 23 super-samples" in first
+    assert "holds 23 of 23 super-samples" in second
+    assert "0 came from the bucket, 23 were there" in second
+
+
+def test_a_process_that_cannot_start_is_an_error(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    with own_runtime_folder():
+        assert warm_cluster(data, f"disk:{tmp_path / 'file'}?limit=10MB") == 1
+    assert "the cache process of this machine cannot be reached" in capsys.readouterr().err
