@@ -59,12 +59,13 @@ FAR_SHAPE = NetworkShape(first_byte_seconds=0.08, connection_bytes_per_second=15
 FAR: dict[str, dict[str, Any]] = {"the far bucket": {}, "another machine's process": REMOTE}
 _WARM_EPOCHS = 4
 """Epochs before: a process takes new memory slower than a bucket on loopback sends, so some objects come later."""
-COPIED_BYTES, BUFFER_BYTES = 2 << 30, 8 << 20
+DATA_BYTES, MEMORY_BYTES, COPIES = 600 << 20, 256 << 20, 4
+"""Memory that a copy reads and writes, as large as the data set and a loader's: no processor cache holds it."""
 _SENDER = f"""
 import socket, sys
+data = memoryview(b"x" * {DATA_BYTES})
 with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
-    data = bytes({BUFFER_BYTES})
-    for _ in range({COPIED_BYTES // BUFFER_BYTES}):
+    for _ in range({COPIES}):
         connection.sendall(data)
 """
 
@@ -156,15 +157,15 @@ def measure(epochs: int, *, is_busy: bool = False, host: str | None = None, **se
 
 def copy_over_tcp() -> float:
     """Return GB/s of a copy by one connection between two processes."""
-    into = memoryview(bytearray(BUFFER_BYTES))
+    into, filled = memoryview(bytearray(b"x" * MEMORY_BYTES)), 0
     server = socket.create_server(("127.0.0.1", 0))
     with server, subprocess.Popen([sys.executable, "-c", _SENDER, str(server.getsockname()[1])]):
         connection, _ = server.accept()
         with connection:
             begun = time.perf_counter()
-            while connection.recv_into(into):
-                pass
-            return COPIED_BYTES / 1e9 / (time.perf_counter() - begun)
+            while received := connection.recv_into(into[filled % MEMORY_BYTES :]):
+                filled += received
+            return filled / 1e9 / (time.perf_counter() - begun)
 
 
 def compare(ways: dict[str, dict[str, Any]], rounds: int, epochs: int, shape: NetworkShape) -> None:
