@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 
@@ -18,7 +19,7 @@ from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._memory.ring import Ring
 
 POLL_SECONDS = 0.02
-"""Interval at which a late request checks whether it may be hedged: about the time to a first byte."""
+"""Minimum time between two hedges of a request, about the time to a first byte."""
 TIMER_SECONDS = 0.001
 """Resolution of timers: anything due sooner counts as due."""
 START_HEDGE_SECONDS, START_HEDGE_FACTOR = 0.08, 2.5
@@ -68,6 +69,11 @@ class HedgeBudget:
         self.is_start = is_start
         self._counters = counters
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is no token for a hedge."""
+        return self._tokens < 1.0
+
     def earn(self) -> None:
         """Add to the budget for a request that is neither a hedge nor a retry."""
         self._tokens = min(self._max_tokens, self._tokens + self._fraction)
@@ -77,7 +83,7 @@ class HedgeBudget:
         if self.is_start and hedges < START_HEDGES:
             self._counters.start_hedges += 1
             return True
-        if self._tokens < 1.0:
+        if self.is_spent:
             return False
         self._tokens -= 1.0
         return True
@@ -100,14 +106,16 @@ class TransferTimes:
         self._per_byte_seconds = 0.0
         self._largest_bytes = 1
 
-    def observe(self, size_bytes: int, seconds: float) -> None:
-        """Record a successful transfer of ``size_bytes`` that took ``seconds``."""
+    def observe(self, size_bytes: int, seconds: float) -> bool:
+        """Record a successful transfer of ``size_bytes`` that took ``seconds``; return whether an estimate is new."""
         self._recent.append((size_bytes, seconds))
         self._new_transfers += 1
+        return len(self._recent) == MIN_TRANSFERS
 
-    def observe_first_byte(self, seconds: float) -> None:
-        """Record a response that began after ``seconds``."""
+    def observe_first_byte(self, seconds: float) -> bool:
+        """Record a response that began after ``seconds``; return whether an estimate is new."""
         self._first_bytes.append(seconds)
+        return len(self._first_bytes) in (1, MIN_TRANSFERS)
 
     def expected_first_byte_seconds(self) -> float | None:
         """Return the median time to the first byte; None before four were measured, as in stores that report none."""
@@ -164,6 +172,7 @@ class HedgePolicy:
     Attributes:
         budget: budget of hedges.
         times: expected times of transfers.
+        on_chance: function that is called when the budget or memory may allow a hedge that they did not allow before.
     """
 
     def __init__(
@@ -172,8 +181,17 @@ class HedgePolicy:
         self._config, self._ring, self._counters = config, ring, counters
         self.budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, counters, is_start=is_start)
         self.times = TransferTimes()
+        self.on_chance: Callable[[], object] = lambda: None
+        ring.on_free = self._on_room
         self._small_bytes = small_bytes
         self._small_used_bytes = 0
+
+    def earn(self) -> None:
+        """Add to the budget for a request that is neither a hedge nor a retry."""
+        was_spent = self.budget.is_spent
+        self.budget.earn()
+        if was_spent and not self.budget.is_spent:
+            self.on_chance()
 
     def expected_seconds(self, size_bytes: int) -> tuple[float, float]:
         """Return the expected time of a transfer of ``size_bytes``, and the part after the first byte, in seconds.
@@ -197,8 +215,8 @@ class HedgePolicy:
             return self._config.hedge_first_seconds
         return self._config.hedge_after_factor * expected_seconds
 
-    def poll_delay_seconds(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
-        """Return in how many seconds to check again whether a request is late; 0 if it is late.
+    def seconds_until_late(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
+        """Return in how many seconds a request is late by the present estimates; 0 if it is late.
 
         Args:
             size_bytes: number of bytes requested.
@@ -206,16 +224,12 @@ class HedgePolicy:
             has_begun: whether the response to any of them has begun.
             now_seconds: current time.
         """
-        config, expected_seconds = self._config, self.times.expected_seconds(size_bytes)
         late_seconds = self.late_seconds(size_bytes)
         if not has_begun:
             late_seconds = min(late_seconds, self._first_byte_late_seconds())
-        late_seconds = max(late_seconds, config.hedge_min_seconds)
+        late_seconds = max(late_seconds, self._config.hedge_min_seconds)
         left_seconds = sent_seconds + late_seconds - now_seconds
-        if left_seconds < TIMER_SECONDS:
-            return 0.0
-        # Without an expectation, responses to requests sent at the same time may soon provide one.
-        return left_seconds if expected_seconds is not None else min(POLL_SECONDS, left_seconds)
+        return left_seconds if left_seconds >= TIMER_SECONDS else 0.0
 
     def _first_byte_late_seconds(self) -> float:
         """Return when a request without a byte is late; before the first batch, one other response is enough."""
@@ -254,3 +268,8 @@ class HedgePolicy:
 
     def _return_small(self, size_bytes: int) -> None:
         self._small_used_bytes -= size_bytes
+        self._on_room()
+
+    def _on_room(self) -> None:
+        if self.budget.is_start or not self.budget.is_spent:
+            self.on_chance()

@@ -7,7 +7,7 @@ timer, that of a :class:`RaceWatch`, serves all races of a reader: timers of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,6 +169,13 @@ class RaceWatch:
         if not self._due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def look_soon(self, races: Iterable[Race] | None = None) -> None:
+        """Look after some of the races at the next turn of the loop; by default after all."""
+        now_seconds = asyncio.get_running_loop().time()
+        self._due |= dict.fromkeys(self._due if races is None else races, now_seconds)
+        if self._due:
+            self._set_timer(now_seconds)
 
     def _set_timer(self, due_seconds: float) -> None:
         if self._timer is not None:

@@ -160,6 +160,9 @@ class RangeReader:
         )
         self._limiter, self.ranges = Limiter(self._aimd.limit), Limiter(self._aimd.limit)
         self._watch = RaceWatch(self._look)
+        self._refused: dict[Race, None] = {}
+        """Late races for which the budget or memory allowed no hedge, in order."""
+        hedges.on_chance = self._look_at_refused
         self._rate = RateLimit(config.max_bytes_per_second)
         self._thread_bytes = _THREAD_BYTES if count_cores() >= _THREAD_CORES else math.inf
         self.link = LinkUse()
@@ -176,7 +179,7 @@ class RangeReader:
             await self._rate.wait(part.size_bytes)
             await self._limiter.acquire(urgent=fetch.urgent)
             try:
-                self._hedges.budget.earn()
+                self._hedges.earn()
                 self._start_deadline(fetch, part)
                 for attempt in count(1):
                     error = await self._race(fetch, part, span)
@@ -263,6 +266,7 @@ class RangeReader:
                     await race.wait_for_hedges()
             finally:
                 self._watch.remove(race)
+                self._refused.pop(race, None)
                 if len(race.attempts) > 1:
                     await race.close()
             span.add_attempt([attempt.request(fetch.ref.key) for attempt in race.attempts])
@@ -273,10 +277,15 @@ class RangeReader:
         limit_seconds = self._config.attempt_limit_seconds(size_bytes)
         if not self._config.hedge:
             return limit_seconds
-        look_seconds = self._hedges.poll_delay_seconds(
+        late_seconds = self._hedges.seconds_until_late(
             size_bytes, sent_seconds=now_seconds, has_begun=False, now_seconds=now_seconds
         )
-        return min(limit_seconds, look_seconds)
+        return min(limit_seconds, late_seconds)
+
+    def _look_at_refused(self) -> None:
+        if self._refused:
+            self._watch.look_soon(self._refused)
+            self._refused.clear()
 
     def _look(self, race: Race, now_seconds: float) -> float:
         """End the requests of a race that have reached their limit, hedge it if it is late; return when to look again.
@@ -298,30 +307,30 @@ class RangeReader:
         return next_seconds
 
     def _hedge(self, race: _RangeRace, now_seconds: float) -> float:
-        """Hedge a race if it is late; return the seconds until the next check."""
-        part = race.part
+        """Hedge a race if it is late; return the seconds until it may be hedged next, as far as only time decides."""
+        part, has_begun = race.part, any(attempt.has_begun for attempt in race.attempts)
         if len(race.attempts) > MAX_HEDGES:
             return math.inf
-        look_seconds = self._hedges.poll_delay_seconds(
-            part.size_bytes,
-            sent_seconds=max(attempt.sent_seconds for attempt in race.attempts),
-            has_begun=any(attempt.has_begun for attempt in race.attempts),
-            now_seconds=now_seconds,
+        late_after = partial(
+            self._hedges.seconds_until_late, part.size_bytes, has_begun=has_begun, now_seconds=now_seconds
         )
-        if look_seconds > 0.0:
-            return look_seconds
+        left_seconds = late_after(sent_seconds=max(attempt.sent_seconds for attempt in race.attempts))
+        if left_seconds > 0.0:
+            return left_seconds
         hedges = len(race.attempts) - 1
-        if race.fetch.shares_memory and not any(attempt.has_begun for attempt in race.attempts):
+        if race.fetch.shares_memory and not has_begun:
             data = race.attempts[0].into if self._hedges.spend(hedges) else None
         else:
             data = self._hedges.borrow_buffer(part.size_bytes, race.borrowed, hedges)
-        if data is not None:
-            self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
-            race.borrowed.callback(self._limiter.release)
-            self._rate.charge(part.size_bytes)
-            hedge = Attempt(data, now_seconds)
-            race.hedge(hedge, self._attempt(race, hedge))
-        return POLL_SECONDS
+        if data is None:
+            self._refused[race] = None
+            return math.inf
+        self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
+        race.borrowed.callback(self._limiter.release)
+        self._rate.charge(part.size_bytes)
+        hedge = Attempt(data, now_seconds)
+        race.hedge(hedge, self._attempt(race, hedge))
+        return max(POLL_SECONDS, late_after(sent_seconds=now_seconds))
 
     def _finish_race(self, race: Race, into: memoryview) -> StoreError | None:
         """Copy the winner's bytes to ``into`` and count the losers; return the error if no attempt succeeded."""
@@ -354,7 +363,8 @@ class RangeReader:
             if attempt.is_stopped:  # it may share its memory with the faster request
                 raise ConnectionLostError(f"{fetch.name}: the request was ended before its response began")
             race.begin(attempt, loop.time())
-            self._hedges.times.observe_first_byte(loop.time() - attempt.sent_seconds)
+            if self._hedges.times.observe_first_byte(loop.time() - attempt.sent_seconds):
+                self._watch.look_soon()
 
         try:
             fetch.check_size(await fetch.request(self._store, part, attempt.into, begun))
@@ -393,7 +403,8 @@ class RangeReader:
         seconds = ended_seconds - attempt.sent_seconds
         first_byte_seconds = 0.0 if attempt.begun_seconds is None else attempt.begun_seconds - attempt.sent_seconds
         self._counters.bytes += part.size_bytes
-        self._hedges.times.observe(part.size_bytes, seconds)
+        if self._hedges.times.observe(part.size_bytes, seconds):
+            self._watch.look_soon()
         self._aimd.record_completion(
             part.size_bytes,
             seconds,

@@ -102,6 +102,7 @@ class Ring:
 
     Attributes:
         reserved: number of adjacent free slots that are reserved for callers other than hedges; see :meth:`can_spare`.
+        on_free: function that is called after slots have become free.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Ring:
         self.free = slots
         """Number of free slots."""
         self.reserved = 0
+        self.on_free: Callable[[], object] = lambda: None
         self._ready = 0
         self._peak_used = 0
         self._committed = 0
@@ -293,6 +295,7 @@ class Ring:
         self._holes.setdefault(count, []).append(self._starts[slot])
         self._numbers.append(slot)
         self.free += count
+        self.on_free()
 
     def _move(self, slot: int, start: int) -> None:
         if start != self._starts[slot]:

@@ -46,6 +46,30 @@ def test_each_race_is_looked_after_at_its_times_whatever_the_others_do(
     run_virtual(main())
 
 
+def test_races_may_be_looked_after_before_their_time() -> None:
+    async def main() -> None:
+        seen: list[tuple[Race, float]] = []
+
+        def look(race: Race, now_seconds: float) -> float:
+            seen.append((race, now_seconds))
+            return now_seconds + 10.0
+
+        watch, one, other = RaceWatch(look), Race(), Race()
+        watch.look_soon()
+        assert watch._timer is None
+        watch.add(one, 5.0)
+        watch.add(other, 7.0)
+        await asyncio.sleep(1.0)
+        watch.look_soon([other])
+        await asyncio.sleep(1.0)
+        assert seen == [(other, 1.0)]
+        watch.look_soon()
+        await asyncio.sleep(9.0)
+        assert seen[1:] == [(one, 2.0), (other, 2.0)]
+
+    run_virtual(main())
+
+
 def test_a_watch_without_races_has_no_timer() -> None:
     async def main() -> None:
         watch, race = RaceWatch(lambda race, now_seconds: now_seconds + 1.0), Race()

@@ -12,6 +12,7 @@ from stoker import FetchConfig
 from stoker._base.batch_read import RangePart
 from stoker._base.checksum import crc32c
 from stoker._fetch import range_reader
+from stoker._fetch.race import Race
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,
@@ -335,6 +336,92 @@ def test_no_hedge_without_a_spare_slot_or_when_switched_off() -> None:
             assert await bench.fetch() == BODY
             stats = bench.fetcher.stats
             assert (stats.hedges, dict(stats.retries)) == (0, {"DeadlineError": 1})
+
+    run_virtual(main())
+
+
+def look_times(bench: Bench) -> list[float]:
+    """Record from now on when a race is looked after."""
+    times: list[float] = []
+    watch = bench.fetcher._reader._watch
+    look = watch._look
+
+    def recorded(race: Race, now_seconds: float) -> float:
+        times.append(now_seconds)
+        return look(race, now_seconds)
+
+    watch._look = recorded
+    return times
+
+
+NO_BUDGET = FetchConfig(hedge_fraction=0.1, hedge_burst=1)
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(1, 1), (4, 0)], ids=["no memory", "no budget"])
+def test_a_late_request_is_not_looked_after_while_no_hedge_is_possible(slots: int, tokens: int) -> None:
+    async def main() -> None:
+        bench = Bench(config=NO_BUDGET, slots=slots)
+        await warm_up(bench)
+        while not tokens and bench.fetcher._hedges.budget.spend():
+            pass
+        scripted_after_warm_up(bench, "stall")
+        times, begun = look_times(bench), seconds()
+        assert await bench.fetch() == BODY
+        limit_seconds = NO_BUDGET.attempt_limit_seconds(len(BODY))
+        assert [time - begun for time in times] == pytest.approx([NO_BUDGET.hedge_min_seconds, limit_seconds], rel=0.1)
+        assert bench.fetcher.stats.hedges == 0
+
+    run_virtual(main())
+
+
+def test_a_late_request_is_hedged_as_soon_as_a_slot_is_free() -> None:
+    async def main() -> None:
+        bench = Bench(slots=2)
+        await warm_up(bench)
+        used = bench.ring.acquire()
+        assert used is not None
+        scripted_after_warm_up(bench, "stall")
+        asyncio.get_running_loop().call_later(1.234, bench.ring.abort, used)
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(1.234)
+        assert bench.fetcher.stats.hedge_wins == 1
+
+    run_virtual(main())
+
+
+def test_a_late_request_is_hedged_as_soon_as_another_one_earns_the_budget() -> None:
+    async def main() -> None:
+        bench = Bench(config=NO_BUDGET)
+        await warm_up(bench)
+        while bench.fetcher._hedges.budget.spend():
+            pass
+        scripted_after_warm_up(bench, "stall")
+        begun = seconds()
+        late = asyncio.create_task(bench.fetcher.fetch(bench.ref))
+        await asyncio.sleep(1.0)
+        requests = 0
+        while not bench.fetcher.stats.hedges:
+            bench.ring.release(await bench.fetcher.fetch(bench.ref))
+            requests += 1
+        assert 1 < requests <= 10, "each earns a tenth"
+        await late
+        assert seconds() - begun < 2.0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("begins", "transfers"), [(False, 4), (True, 4)])
+def test_a_request_is_late_as_soon_as_others_tell_what_to_expect(begins: bool, transfers: int) -> None:
+    """Five requests are sent together; without the others, the first would be late after 10 s."""
+
+    async def main() -> None:
+        bench = Bench("drip" if begins else "stall", config=PATIENT, slots=8)
+        first = asyncio.create_task(bench.fetcher.fetch(bench.ref))
+        await asyncio.gather(*(bench.fetcher.fetch(bench.ref) for _ in range(transfers)))
+        await first
+        assert bench.store.sent_seconds[-1] == pytest.approx(0.1, abs=0.05)
+        assert bench.fetcher.stats.hedge_wins == 1
 
     run_virtual(main())
 
