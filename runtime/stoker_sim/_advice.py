@@ -16,7 +16,7 @@ from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._caches import PlannedCache
 from stoker_sim._cluster import ClusterModel
 from stoker_sim._full import predict_full
-from stoker_sim._predict import Prediction, predict
+from stoker_sim._predict import Prediction, predict, predict_later_seconds
 from stoker_sim._training import PlannedTraining
 
 _MIB = 1 << 20
@@ -277,15 +277,14 @@ def _advise_memory(given: PlannedTraining, resources: Resources) -> tuple[Planne
             f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
             "more memory (--memory) or with fewer ranks on a node"
         )
-    best = predict(_replace_settings(given, memory_bytes=most)).later
+    best_seconds = predict_later_seconds(_replace_settings(given, memory_bytes=most))
     chosen = most
     for factor in _SLOTS_FACTORS:
         size_bytes = _round_up(_min_memory_bytes(given, window, factor), 16 * _MIB)
         if size_bytes >= most:
             break
-        if predict(_replace_settings(given, memory_bytes=size_bytes)).later.seconds <= best.seconds * (
-            1 + _MIN_STALL / 2
-        ):
+        later_seconds = predict_later_seconds(_replace_settings(given, memory_bytes=size_bytes))
+        if later_seconds <= best_seconds * (1 + _MIN_STALL / 2):
             chosen = size_bytes
             break
     fits = memory_bytes <= resources.memory_bytes

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 from statistics import mean, median
+from typing import Any
 
 from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import StorePrices
@@ -18,7 +19,7 @@ from stoker._diagnostics.latency import Constant
 from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import PlannedCache, SettledTier
 from stoker_sim._cluster import ClusterModel
-from stoker_sim._scenario import RankTierFactory, SimulationResult, simulate
+from stoker_sim._scenario import RankTierFactory, SimulationResult, simulate, simulate_start
 from stoker_sim._training import PlannedTraining, scale_down, scale_down_to_start
 
 
@@ -233,39 +234,50 @@ def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Pre
         MemoryBudgetError: the memory is too small for the order; the error names the size that fits.
         ConfigError: the bucket or the network is too slow for a loader to fetch its data.
     """
-    feed, hit_rate = workload.feed, workload.hit_rate
-    slots = workload.slots
-    small, cold, settled = _simulate_cold_and_settled(workload, seed)
-    each_for = feed.world_size / small.feed.world_size
-    growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
-    # A part of few steps leaves out a large share of its samples, with its incomplete last step.
-    slower = max(1.0, workload.steps * workload.step_seconds / (small.steps * small.step_seconds))
-    begun = _first_batch_seconds(cold)
-    ranges = workload.mean_requests
-    lasting = _forecast_later_epoch(cold, each_for, ranges)
-    first = _forecast_epoch(cold, 0, each_for, ranges).add(lasting.scale(growth - 1.0, slower - 1.0))
+    hit_rate, bound = workload.hit_rate, _later_bound(workload)
+    excerpt = _Excerpt.of(workload)
+    cold = _simulate(excerpt.small, 0.0, seed)
+    begun = max(each.first_batch_seconds or 0.0 for each in cold.of_epoch(0))
+    lasting = excerpt.forecast_later_epoch(cold)
+    first = excerpt.forecast_epoch(cold, 0).add(lasting.scale(excerpt.growth - 1.0, excerpt.slower - 1.0))
     first = first.delay(workload.start_seconds)
-    later = _forecast_later_epoch(settled, each_for, ranges).scale(growth, slower)
+    later = excerpt.extrapolate_later_epoch(_simulate(excerpt.small, hit_rate, seed))
     cluster = None
     if workload.cluster is not None:
         # Reads from other nodes that are late are read from the bucket, too, but only at the start of the settled run.
-        typical, uses = lasting.scale(growth), sum(each.lookups for each in cold.of_epoch(1)) / len(small.manifest)
+        uses = sum(each.lookups for each in cold.of_epoch(1)) / len(excerpt.small.manifest)
+        typical = lasting.scale(excerpt.growth)
         cluster = forecast_cluster(workload.cluster, hit_rate, typical.read_bytes)
         first = first.miss(1.0 - hit_rate * (1.0 - 1.0 / uses), first)
         later = later.miss(1.0 - hit_rate, typical)
-    ahead = int((slots.slots - slots.window_slots - slots.hedge_slots) / slots.item_slots)
-    bound = epoch_bound(workload, ahead, hit_rate)
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
-        first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
+        first_batch_range_seconds=_first_batch_range(workload, excerpt.small, begun, seed, starts),
         first=first,
         later=later.extend_to(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
-        simulated=min(1.0, 1.0 / growth),
-        slots=slots.slots,
+        simulated=min(1.0, 1.0 / excerpt.growth),
+        slots=workload.slots.slots,
         cluster=cluster,
     )
+
+
+def predict_later_seconds(workload: PlannedTraining) -> float:
+    """Return the time of each later epoch that :func:`predict` predicts, in seconds; the first one is not simulated.
+
+    Raises:
+        MemoryBudgetError: the memory is too small for the order; the error names the size that fits.
+        ConfigError: the bucket or the network is too slow for a loader to fetch its data.
+    """
+    bound, excerpt = _later_bound(workload), _Excerpt.of(workload)
+    return max(bound.seconds, excerpt.extrapolate_later_epoch(_simulate(excerpt.small, workload.hit_rate, 0)).seconds)
+
+
+def _later_bound(workload: PlannedTraining) -> EpochBound:
+    slots = workload.slots
+    ahead = int((slots.slots - slots.window_slots - slots.hedge_slots) / slots.item_slots)
+    return epoch_bound(workload, ahead, workload.hit_rate)
 
 
 def forecast_cluster(model: ClusterModel, held_share: float, read_bytes: float) -> ClusterForecast:
@@ -279,44 +291,105 @@ def forecast_cluster(model: ClusterModel, held_share: float, read_bytes: float) 
     )
 
 
-@lru_cache(maxsize=16)
-def _simulate_cold_and_settled(
-    workload: PlannedTraining, seed: int
-) -> tuple[PlannedTraining, SimulationResult, SimulationResult]:
-    """Return an excerpt and its runs with empty and with settled caches; cached, since advice repeats predictions."""
-    small, hit_rate = scale_down(workload), workload.hit_rate
-    cold = _simulate_cold(replace(workload, cache=None), seed)
-    return small, cold, _simulate(small, hit_rate, seed) if hit_rate else cold
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Excerpt:
+    """The part of a workload that is simulated.
+
+    Attributes:
+        small: that part.
+        each_for: number of ranks that each simulated one represents.
+        growth: ratio of the samples of a rank in an epoch to those that are simulated.
+        slower: the same of the time of the computation.
+        ranges: mean number of requests of a super-sample.
+    """
+
+    small: PlannedTraining
+    each_for: float
+    growth: float
+    slower: float
+    ranges: float
+
+    @classmethod
+    def of(cls, workload: PlannedTraining) -> _Excerpt:
+        small = scale_down(workload)
+        each_for = workload.feed.world_size / small.feed.world_size
+        return cls(
+            small=small,
+            each_for=each_for,
+            growth=max(1.0, workload.manifest.samples / each_for / small.manifest.samples),
+            # A part of few steps leaves out a large share of its samples, with its incomplete last step.
+            slower=max(1.0, workload.steps * workload.step_seconds / (small.steps * small.step_seconds)),
+            ranges=workload.mean_requests,
+        )
+
+    def extrapolate_later_epoch(self, run: SimulationResult) -> EpochForecast:
+        """Return the forecast of a later epoch of the whole workload."""
+        return self.forecast_later_epoch(run).scale(self.growth, self.slower)
+
+    def forecast_later_epoch(self, run: SimulationResult) -> EpochForecast:
+        """Return the forecast of a later epoch of this part: the mean of all but the first and the last."""
+        several = [self.forecast_epoch(run, epoch) for epoch in range(1, _epoch_count(run) - 1)]
+        return reduce(EpochForecast.add, several).scale(1.0 / len(several))
+
+    def forecast_epoch(self, run: SimulationResult, epoch: int) -> EpochForecast:
+        """Return the forecast of an epoch of this part, with the requests of all ranks.
+
+        Fetches ahead count in the epoch that uses them. The ranges into which the first super-samples of a run are
+        split count as requests of its first epoch; hedges are spread over all epochs.
+        """
+        results, ranges = run.of_epoch(epoch), self.ranges
+        slowest = max(results, key=lambda each: each.seconds)
+        # Ranks in step also wait for the slowest one.
+        wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
+        reads_of = [ranges * sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
+        hits = ranges * sum(each.tier_hits.total() for each in run.epochs)
+        hedges = sum(each.hedges for each in run.epochs)
+        missed = 1.0 - hits / sum(reads_of)
+        reads = sum(reads_of) - hits
+        extra = run.requests - hedges - reads if epoch == 0 else 0
+        return EpochForecast(
+            seconds=slowest.seconds,
+            wait_seconds=wait_seconds,
+            requests=self.each_for * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
+            read_bytes=self.each_for * run.read_bytes * reads_of[epoch] / sum(reads_of),
+            counted_seconds=mean(each.seconds - each.first_step_seconds for each in results),
+            counted_compute_seconds=mean(each.compute_seconds - each.first_compute_seconds for each in results),
+        )
+
+
+def _simulate(workload: PlannedTraining, hit_rate: float, seed: int) -> SimulationResult:
+    """Return the run of an excerpt with settled caches of this hit rate."""
+    return _simulate_once(workload if hit_rate else replace(workload, cache=None), hit_rate, seed)
 
 
 @lru_cache(maxsize=16)
-def _simulate_cold(workload: PlannedTraining, seed: int) -> SimulationResult:
-    """Return the run of an excerpt with empty caches; cached, since advice compares caches of one workload."""
-    return _simulate(scale_down(workload), 0.0, seed)
-
-
-def _simulate(workload: PlannedTraining, hit_rate: float, seed: int, epochs: int = 0) -> SimulationResult:
+def _simulate_once(workload: PlannedTraining, hit_rate: float, seed: int) -> SimulationResult:
+    """Return the run of an excerpt; cached, since advice compares settings and repeats predictions."""
     tiers = None
     if hit_rate and workload.cluster is not None:
         tiers = workload.cluster.settled_tiers(workload.ranks_per_node, hit_rate)
     elif hit_rate and workload.cache is not None:
         tiers = _create_settled_cache(workload.cache, workload.ranks_per_node, hit_rate)
-    return simulate(
-        replace(
-            workload,
-            compute=Constant(workload.step_seconds),
-            epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_SEVERAL_RANKS),
-            in_step=workload.feed.world_size > 1,
-            draws_by_object=True,
-            tiers=tiers,
-            cluster=None,  # its tiers are settled, or it is empty
-            seed=seed,
-        )
+    epochs = _EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_SEVERAL_RANKS
+    return simulate(_simulated(workload, epochs=epochs, tiers=tiers, seed=seed))
+
+
+@lru_cache(maxsize=16)
+def _simulate_start(workload: PlannedTraining, seed: int) -> float:
+    """Return the time to the first batch of the slowest rank; cached as above."""
+    return simulate_start(_simulated(workload, seed=seed))
+
+
+def _simulated(workload: PlannedTraining, **settings: Any) -> PlannedTraining:
+    """Return the scenario of an excerpt."""
+    return replace(
+        workload,
+        compute=Constant(workload.step_seconds),
+        in_step=workload.feed.world_size > 1,
+        draws_by_object=True,
+        cluster=None,  # its tiers are settled, or it is empty
+        **settings,
     )
-
-
-def _first_batch_seconds(run: SimulationResult) -> float:
-    return max(each.first_batch_seconds or 0.0 for each in run.of_epoch(0))
 
 
 def _first_batch_range(
@@ -328,7 +401,7 @@ def _first_batch_range(
     """
     window, ranks = small.feed.order.window, small.feed.world_size
     few = scale_down_to_start(small, _START_WINDOWS * window * ranks)
-    others = [_first_batch_seconds(_simulate(few, 0.0, seed + each, 1)) for each in range(1, starts)]
+    others = [_simulate_start(few, seed + each) for each in range(1, starts)]
     low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
     least_seconds = low + min([begun, *others])
     most_seconds = high + max([begun, *others])
@@ -344,38 +417,5 @@ def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: fl
     return lambda feed, _: [SettledTier(devices[feed.rank // readers], hit_rate)]
 
 
-def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float, ranges: float) -> EpochForecast:
-    """Return the forecast of an epoch from a run in which each rank represents ``each_for`` ranks.
-
-    A super-sample is read in ``ranges`` requests. Fetches ahead count in the epoch that uses them. The ranges into
-    which the first super-samples of a run are split count as requests of its first epoch; hedges are spread over all
-    epochs.
-    """
-    results = run.of_epoch(epoch)
-    slowest = max(results, key=lambda each: each.seconds)
-    # Ranks in step also wait for the slowest one.
-    wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
-    reads_of = [ranges * sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
-    hits = ranges * sum(each.tier_hits.total() for each in run.epochs)
-    hedges = sum(each.hedges for each in run.epochs)
-    missed = 1.0 - hits / sum(reads_of)
-    reads = sum(reads_of) - hits
-    extra = run.requests - hedges - reads if epoch == 0 else 0
-    return EpochForecast(
-        seconds=slowest.seconds,
-        wait_seconds=wait_seconds,
-        requests=each_for * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
-        read_bytes=each_for * run.read_bytes * reads_of[epoch] / sum(reads_of),
-        counted_seconds=mean(each.seconds - each.first_step_seconds for each in results),
-        counted_compute_seconds=mean(each.compute_seconds - each.first_compute_seconds for each in results),
-    )
-
-
 def _epoch_count(run: SimulationResult) -> int:
     return run.epochs[-1].epoch + 1
-
-
-def _forecast_later_epoch(run: SimulationResult, each_for: float, ranges: float) -> EpochForecast:
-    """Return the forecast of a later epoch: the mean of all but the first and the last."""
-    several = [_forecast_epoch(run, epoch, each_for, ranges) for epoch in range(1, _epoch_count(run) - 1)]
-    return reduce(EpochForecast.add, several).scale(1.0 / len(several))

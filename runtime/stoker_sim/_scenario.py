@@ -8,10 +8,11 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 from stoker._base.arguments import AtLeastOne, BoundedConfig, Positive
 from stoker._base.batch_read import RangePart
@@ -37,6 +38,8 @@ from stoker_sim._caches import CacheModel
 from stoker_sim._cluster import ClusterModel
 from stoker_sim._processor import ProcessorModel, RankProcessor
 from stoker_sim._simulated_warm import SimulatedWarmTier, WarmCounters, WarmTierModel, WarmTierView
+
+T = TypeVar("T")
 
 _log = logging.getLogger("stoker.simulated")
 _log.addHandler(logging.NullHandler())
@@ -189,6 +192,7 @@ class _SimulatedRank:
         recorder: recorder of fetches and waits; None for no record.
         cores: cores of the machine.
         results: results of the epochs so far.
+        has_batch: set when the rank has its first batch.
     """
 
     scenario: Scenario
@@ -200,6 +204,7 @@ class _SimulatedRank:
     recorder: Recorder | None
     cores: ProcessorSharing
     results: list[EpochResult] = field(default_factory=list)
+    has_batch: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.manifest, feed = self.scenario.manifest, self.scenario.feed
@@ -295,6 +300,7 @@ class _SimulatedRank:
                 self.recorder.add_batch(step.epoch, asked_seconds, loop.time())
             if step.number == 0:
                 now.first_batch_seconds = loop.time() - started_seconds
+                self.has_batch.set()
             seconds = self.scenario.compute.draw(self._rng)
             now.compute_seconds += seconds
             if not step.is_last and (following := queue.peek()) is not None:
@@ -398,10 +404,19 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
             bytes.
         ConfigError: a super-sample could not be fetched: the bucket or network is too slow, or fails too often.
     """
+    return _run(scenario, _simulate(scenario, sinks_of))
+
+
+def simulate_start(scenario: Scenario) -> float:
+    """Return the seconds until all ranks have their first batch, and simulate no more; raises as :func:`simulate`."""
+    return _run(scenario, _simulate_start(scenario))
+
+
+def _run(scenario: Scenario, main: Coroutine[Any, Any, T]) -> T:
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
     try:
-        return run_virtual(_simulate(scenario, sinks_of))
+        return run_virtual(main)
     except StoreError as error:
         size = format_bytes(scenario.manifest.largest_bytes)
         network = f"{scenario.node_bytes_per_second:g}"
@@ -414,11 +429,34 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
 
 
 async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]]) -> SimulationResult:
+    warm = SimulatedWarmTier(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
+    ranks = _create_ranks(scenario, sinks_of, warm)
+    async with task_group() as group:
+        running = [group.create_task(each.run()) for each in ranks]
+    ordered = sorted((each for task in running for each in task.result()), key=lambda each: (each.epoch, each.rank))
+    seconds = asyncio.get_running_loop().time()
+    counters = None if warm is None else warm.counters(seconds)
+    return SimulationResult(epochs=tuple(ordered), seconds=seconds, warm=counters)
+
+
+async def _simulate_start(scenario: Scenario) -> float:
+    ranks = _create_ranks(scenario, lambda rank: (), None)
+    async with task_group() as group:
+        running = [group.create_task(each.run()) for each in ranks]
+        for each in ranks:
+            await each.has_batch.wait()
+        for task in running:
+            task.cancel()
+    return max(each.results[0].first_batch_seconds or 0.0 for each in ranks)
+
+
+def _create_ranks(
+    scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]], warm: SimulatedWarmTier | None
+) -> list[_SimulatedRank]:
     manifest, feed = without_checksums(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, create_size_lookup(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
     shared = scenario.cluster and scenario.cluster.empty_tiers(manifest, f"{scenario.seed} cluster")
-    warm = SimulatedWarmTier(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
     memory = anonymous_memory(manifest.largest_bytes)
     order = lru_cache(maxsize=_MAX_CACHED_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
@@ -459,14 +497,4 @@ async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trace
             cores=cores,
         )
 
-    nodes = [node(rank) for rank in range(feed.world_size)]
-    async with task_group() as group:
-        running = [group.create_task(each.run()) for each in nodes]
-    results_by_node = [task.result() for task in running]
-    ordered = sorted(
-        (each for results in results_by_node for each in results), key=lambda each: (each.epoch, each.rank)
-    )
-    seconds = asyncio.get_running_loop().time()
-    return SimulationResult(
-        epochs=tuple(ordered), seconds=seconds, warm=warm.counters(seconds) if warm is not None else None
-    )
+    return [node(rank) for rank in range(feed.world_size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -153,7 +154,8 @@ def scale_down(workload: PlannedTraining) -> PlannedTraining:
     minimum = _MIN_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
     super_samples = max(min(_MAX_FETCHES, int(_MAX_STEPS * step_fetches)), minimum)
     if super_samples >= share and ranks == feed.world_size:
-        return replace(workload, feed=replace(feed, batch_size=_simulated_batch_size(feed.batch_size, manifest)))
+        batch_size = _simulated_batch_size(feed.batch_size, manifest)
+        return _without_unused_memory(replace(workload, feed=replace(feed, batch_size=batch_size)))
     small = _thin_out(manifest, max(1, min(super_samples, round(share))), manifest.samples * ranks / feed.world_size)
     lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
@@ -168,7 +170,12 @@ def scale_down(workload: PlannedTraining) -> PlannedTraining:
     )
     rate = workload.bucket.requests_per_second * ranks / feed.world_size
     bucket = replace(workload.bucket, requests_per_second=rate)
-    return replace(workload, manifest=small, feed=cut, bucket=bucket)
+    return _without_unused_memory(replace(workload, manifest=small, feed=cut, bucket=bucket))
+
+
+def _without_unused_memory(workload: PlannedTraining) -> PlannedTraining:
+    """Return a training whose loaders have the same slots in no more memory: more of it makes no other excerpt."""
+    return replace(workload, feed=replace(workload.feed, memory_bytes=workload.slots.size_bytes))
 
 
 def scale_down_to_start(small: PlannedTraining, super_samples: int) -> PlannedTraining:
@@ -179,7 +186,7 @@ def scale_down_to_start(small: PlannedTraining, super_samples: int) -> PlannedTr
     if len(manifest) <= scaled:
         return small
     thinned = _thin_out(manifest, scaled, float(manifest.samples))
-    return replace(small, manifest=thinned, feed=replace(feed, drop_last=False))
+    return _without_unused_memory(replace(small, manifest=thinned, feed=replace(feed, drop_last=False)))
 
 
 def _simulated_batch_size(batch_size: int, manifest: Manifest) -> int:
@@ -189,11 +196,12 @@ def _simulated_batch_size(batch_size: int, manifest: Manifest) -> int:
     return batch_size * max(1, min(several, each))
 
 
+@lru_cache(maxsize=16)
 def _thin_out(manifest: Manifest, super_samples: int, max_samples: float) -> Manifest:
     """Return a manifest of ``super_samples`` super-samples at even distances, always including the largest one.
 
     If they have more than ``max_samples`` samples together, the samples of each are reduced, since ranks that are not
-    simulated use the others.
+    simulated use the others. The same arguments give the same object, so equal excerpts of one data set are equal.
     """
     rows = manifest.rows
     keep = np.zeros(len(manifest), np.bool_)

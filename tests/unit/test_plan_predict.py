@@ -27,8 +27,8 @@ from stoker_sim import BucketModel
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
 from stoker_sim._bucket import BucketView, SimulatedBucket, synthetic_manifest
 from stoker_sim._caches import PlannedCache, settled_hit_rate
-from stoker_sim._predict import Prediction, predict
-from stoker_sim._scenario import Scenario, simulate
+from stoker_sim._predict import Prediction, predict, predict_later_seconds
+from stoker_sim._scenario import Scenario, SimulationResult, simulate, simulate_start
 from stoker_sim._training import PlannedTraining
 
 MIB = 1 << 20
@@ -107,6 +107,33 @@ def test_the_first_batch_waits_for_the_manifest_and_then_for_its_bytes() -> None
     assert found.first_batch_seconds > 0.5 + 0.02 + MIB / 20e6
     later = predict(replace(workload(), start_seconds=1.5))
     assert later.first_batch_seconds == pytest.approx(found.first_batch_seconds + 1.0)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_start_that_is_simulated_alone_takes_as_long_as_in_a_whole_run(nodes: int) -> None:
+    given = replace(workload(nodes=nodes, first_byte=0.1), in_step=nodes > 1)
+    whole = simulate(given)
+    assert simulate_start(given) == max(each.first_batch_seconds or 0.0 for each in whole.of_epoch(0)) > 0.1
+
+
+@pytest.mark.parametrize("cache", [None, PlannedCache(size_bytes=60 * MIB)])
+def test_a_later_epoch_takes_as_long_with_and_without_a_prediction_of_the_first(cache: PlannedCache | None) -> None:
+    given = workload(rate=50_000, cache=cache)
+    assert predict_later_seconds(given) == predict(given).later.seconds
+
+
+def test_memory_that_is_not_used_is_not_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = []
+
+    def counted(scenario: Scenario) -> SimulationResult:
+        simulated.append(scenario)
+        return simulate(scenario)
+
+    monkeypatch.setattr("stoker_sim._predict.simulate", counted)
+    manifest = synthetic_manifest(super_samples=60, samples=100, super_sample_bytes=MIB)
+    found = [predict(replace(workload(memory=memory), manifest=manifest)) for memory in (1 << 30, 2 << 30, 40 * MIB)]
+    assert len(simulated) == 2
+    assert found[0] == found[1] != found[2]
 
 
 def test_predictions_are_monotonic() -> None:
