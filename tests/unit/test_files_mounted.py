@@ -75,6 +75,12 @@ def files_of() -> Iterator[Mounted]:
     yield create
     for each in opened:
         each.close(lambda: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_threads_stay() -> Iterator[None]:
+    """Collect the file systems that open files refer to in circles."""
+    yield
     gc.collect()
 
 
