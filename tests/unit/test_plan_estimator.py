@@ -13,7 +13,7 @@ from stoker_sim._allocation import JobShare, TrainingJob
 from stoker_sim._experiments.silod import EstimateConditions, simulate_rate
 
 DATASET_BYTES = 250 * (8 << 20)
-AROUND = EstimateConditions(super_samples=250, warm_epochs=2)
+AROUND = EstimateConditions(super_samples=250, warm_epochs=1)
 KNEE = 1.0
 
 

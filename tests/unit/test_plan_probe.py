@@ -99,7 +99,7 @@ def late(tail: str, usual_seconds: float = 0.02, rate: float = 90e6) -> BucketMo
 def test_late_answers_hide_neither_a_full_link_nor_the_rate_of_a_connection(
     tail: str, node: float, usual_seconds: float, rate: float
 ) -> None:
-    for seed in range(8):
+    for seed in range(4):
         found = probed(late(tail, usual_seconds, rate), node, seed=seed)
         assert found.is_saturated
         assert found.total_bytes_per_second == pytest.approx(node, rel=0.2), seed
@@ -109,7 +109,7 @@ def test_late_answers_hide_neither_a_full_link_nor_the_rate_of_a_connection(
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_late_answers_do_not_fill_a_link(tail: str) -> None:
-    for seed in range(8):
+    for seed in range(4):
         found = probed(late(tail, rate=20e6), seed=seed)
         assert not found.is_saturated, seed
         assert found.total_bytes_per_second == pytest.approx(found.connections * 20e6, rel=0.02), seed
@@ -118,7 +118,7 @@ def test_late_answers_do_not_fill_a_link(tail: str) -> None:
 @pytest.mark.parametrize("tail", TAILS)
 def test_late_answers_cost_a_probe_neither_its_limits_nor_a_tail_of_time(tail: str) -> None:
     limits = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
-    for seed in range(12):
+    for seed in range(6):
         found = probed(late(tail), 600e6, limits=limits, seed=seed)
         assert found.requests <= 200
         assert found.seconds < 15.0, seed

@@ -179,7 +179,7 @@ def test_after_a_death_at_any_operation_packing_again_gives_the_same_data_set(
         return store
 
     async def main() -> None:
-        samples = numbered_samples(9)
+        samples = numbered_samples(6)
         whole = WatchedStore(await begun())
         expected = await pack(whole, samples, mode=mode, shuffle=SEED)
         objects = await read_objects(whole, "data/")

@@ -498,7 +498,7 @@ BUDGET_BYTES = 1280 << 10
 async def large(store: Store) -> Store:
     """Put samples into a store that take more than twice the budget."""
     samples = samples_of(LARGE, LARGE_BYTES // 10_000)
-    await pack(store, samples, schema=LARGE, super_sample_bytes=22_000)
+    await pack(store, samples, schema=LARGE, super_sample_bytes=44_000)
     return store
 
 
