@@ -104,10 +104,10 @@ class RankProcessor:
             self._ahead = group.create_task(self._gather_when_ready(prefetcher, step))
 
     async def _gather_when_ready(self, prefetcher: Prefetcher[int], step: PlannedStep[int]) -> None:
-        items = [item for segment in step.segments for item in segment.items]
-        while any(prefetcher.ready(item) is None for item in items):
-            self._arrived.clear()
-            await self._arrived.wait()
+        for item in [item for segment in step.segments for item in segment.items]:
+            while prefetcher.ready(item) is None:
+                self._arrived.clear()
+                await self._arrived.wait()
         self._has_begun = True
         await self._gather()
 
