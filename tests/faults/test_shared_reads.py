@@ -222,7 +222,7 @@ def test_a_process_without_room_lets_it_pass() -> None:
     check(work)
 
 
-@pytest.mark.parametrize("limit", ["_MAX_SHARED_BYTES", "_UNSENT_BYTES"])
+@pytest.mark.parametrize("limit", ["_MAX_SHARED_BYTES", "UNSENT_BYTES"])
 def test_what_is_too_large_for_the_values_or_for_a_queue_is_read_at_the_same_time(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
