@@ -313,6 +313,7 @@ class Prefetcher(Generic[Ref]):
             await asyncio.sleep(0)
         finally:
             self._ring.reserved = 0
+            self._ring.on_free()
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Return whether to issue the next item. If the consumer waits for it, it may even take a slot for hedges."""

@@ -214,7 +214,7 @@ class TierChain:
         Raises:
             StokerError: a tier was late and did not deliver, and the store failed.
         """
-        self._hedges.budget.earn()
+        self._hedges.earn()
         answer = _TierOutcome.MISSING
         for number in range(len(self._tiers)):
             member = self._state(number, read.ref)
