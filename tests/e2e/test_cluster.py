@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from stoker_torch import Loader
 from support.cluster import node_processes, own_runtime_folder, wait_until_gone
 from support.cluster_data import DATA_BYTES, SAMPLES, cluster_bucket, rank_environment
 from support.cluster_rank import URL
-from support.cluster_ranks import Ranks
+from support.cluster_ranks import Ranks, ranks_forked_with_torch
 
 RANKS, EPOCHS = 3, 3
 CLUSTER = "memory:?limit=200MB&linger=60"
@@ -59,9 +58,10 @@ def ranks_for(packed: BucketProcess, tmp_path_factory: pytest.TempPathFactory) -
             found = all_ranks[count, twins] = Ranks(environments, meeting)
         return found
 
-    yield find
-    for ranks in all_ranks.values():
-        ranks.kill()
+    with ranks_forked_with_torch():
+        yield find
+        for ranks in all_ranks.values():
+            ranks.kill()
 
 
 Train = Callable[..., Ranks]
@@ -147,7 +147,7 @@ def test_a_second_training_finds_what_the_first_one_has_read(bucket: BucketProce
 def test_a_killed_rank_costs_what_it_was_reading(bucket: BucketProcess, train: Train) -> None:
     training = train(CLUSTER, patience_seconds=20, seconds=0.01)
     training.wait_for_epoch(1, 2)
-    training.ranks[2].send_signal(signal.SIGKILL)
+    training.ranks[2].kill()
     reports = training.reports()
     assert len(reports) == RANKS - 1
     assert share_read(bucket) <= 1.25  # what it held, and what it had not given yet
@@ -178,7 +178,7 @@ def test_a_frozen_process_delays_no_rank_for_long(train: Train) -> None:
 
 
 def test_many_that_start_at_once_start_one_process() -> None:
-    command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=30"})]
+    command = [sys.executable, "-m", "support.cluster_rank", "memory:?limit=10MB&linger=30"]
     processes = [
         subprocess.Popen(command, env=rank_environment(0, 1, 1), stdout=subprocess.PIPE, text=True) for _ in range(8)
     ]
@@ -202,7 +202,7 @@ def test_a_process_that_cannot_start_is_a_warning_and_the_bucket_is_read(
 
 
 def test_the_process_ends_when_it_is_asked_to(folder: Path) -> None:
-    command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"connect": "memory:?limit=10MB&linger=60"})]
+    command = [sys.executable, "-m", "support.cluster_rank", "memory:?limit=10MB&linger=60"]
     subprocess.run(command, env=rank_environment(0, 1, 1), check=True, stdout=subprocess.DEVNULL)
     (process,) = node_processes()
     process.terminate()

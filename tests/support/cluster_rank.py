@@ -1,16 +1,19 @@
-"""One rank of a training with a cache process, ``python -m support.cluster_rank``; it prints a report as JSON."""
+"""One rank of trainings with a cache process; ``python -m support.cluster_rank`` connects to such a process."""
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
+import multiprocessing
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from stoker import FetchConfig
@@ -46,6 +49,7 @@ class _Texts(logging.Handler):
 
 
 def train(
+    tell: Callable[[int], None],
     *,
     cluster: str,
     workers: int = 0,
@@ -58,7 +62,7 @@ def train(
     runtime_folder: str = "",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train; return what was seen by epoch, and more.
+    """Train; tell the number of each epoch once it has begun, and return what was seen by epoch, and more.
 
     Waits for caches are as long as ``patience_seconds`` if it is given. With ``meets``, ranks wait for each other after
     each step; with ``twins``, they are a mesh whose second dimension, of this size, gets the same batches. With
@@ -99,7 +103,7 @@ def train(
         begun, is_first = time.perf_counter(), True
         for batch in batches:
             if is_first:
-                print(f"epoch {epoch}", flush=True)  # ranks compare their settings before
+                tell(epoch)  # ranks compare their settings before
             else:
                 longest = max(longest, time.perf_counter() - begun)
             is_first = False
@@ -147,22 +151,34 @@ def _mesh(twins: int) -> Any:
     return init_device_mesh("cpu", (distributed.get_world_size() // twins, twins), mesh_dim_names=("dp", "tp"))
 
 
-def main(arguments: dict[str, Any]) -> None:
-    """Connect, or train with the settings of each line that comes in."""
-    if "connect" in arguments:
-        spec = ClusterSpec.parse(arguments["connect"])
-        link = connect(spec, arguments["connect"], threading.Event())
-        time.sleep(0.5)
-        print(*struct.unpack("3i", link.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:1])
-        link.connection.close()
-        return
-    if arguments["meeting"]:
-        _meet(arguments["meeting"])
-    for line in sys.stdin:
-        timer = _start_timer()
-        print(json.dumps(train(**json.loads(line))), flush=True)
-        timer.cancel()
+def run(channel: Connection, environment: dict[str, str], meeting: str) -> None:
+    """Be a rank: train with each of the settings that come in, and send the report.
+
+    Args:
+        channel: where settings come from and reports go; the rank ends with it.
+        environment: this process's.
+        meeting: where ranks join a process group; empty for none.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    multiprocessing.set_start_method(None, force=True)  # of workers, which is that of this process until now
+    if meeting:
+        _meet(meeting)
+    with suppress(EOFError):
+        while True:
+            settings = channel.recv()
+            timer = _start_timer()
+            channel.send(train(channel.send, **settings))
+            timer.cancel()
+
+
+def main(cluster: str) -> None:
+    """Connect to a cache process, and print its process id."""
+    link = connect(ClusterSpec.parse(cluster), cluster, threading.Event())
+    time.sleep(0.5)
+    print(*struct.unpack("3i", link.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:1])
+    link.connection.close()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(sys.argv[1])

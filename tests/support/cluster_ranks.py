@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any
 
-__all__ = ["Ranks"]
+from support import cluster_rank
+from support.preloaded import preloaded_forkserver
+
+__all__ = ["Ranks", "ranks_forked_with_torch"]
+
+
+@contextmanager
+def ranks_forked_with_torch() -> Iterator[None]:
+    """Have what ranks need imported once: for each of them, it would take seconds."""
+    with preloaded_forkserver("stoker_torch"):
+        yield
 
 
 class Ranks:
-    """Ranks that begin a training when they are told. Starting one takes seconds: torch is imported.
+    """Ranks that begin a training when they are told.
 
     Args:
         environments: environment of each rank.
@@ -25,11 +34,15 @@ class Ranks:
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]], meeting: str = "") -> None:
-        command = [sys.executable, "-m", "support.cluster_rank", json.dumps({"meeting": meeting})]
-        self.ranks = [
-            subprocess.Popen(command, env=each, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for each in environments
-        ]
+        context = get_context("forkserver")
+        self.ranks, self._channels = [], []
+        for environment in environments:
+            ours, its = context.Pipe()
+            rank = context.Process(target=cluster_rank.run, args=(its, dict(environment), meeting))
+            rank.start()
+            its.close()
+            self.ranks.append(rank)
+            self._channels.append(ours)
         self.is_training = False
 
     def begin(self, runtime_folders: Sequence[str] = (), **settings: Any) -> None:
@@ -40,45 +53,45 @@ class Ranks:
             settings: other arguments.
         """
         folders = runtime_folders or len(self.ranks) * [os.environ["XDG_RUNTIME_DIR"]]
-        for rank, folder in zip(self.ranks, folders, strict=True):
-            assert rank.stdin is not None
-            rank.stdin.write(json.dumps({"runtime_folder": folder, **settings}) + "\n")
-            rank.stdin.flush()
+        for channel, folder in zip(self._channels, folders, strict=True):
+            channel.send({"runtime_folder": folder, **settings})
         self.is_training = True
 
     def reports(self) -> list[dict[str, Any]]:
         """Wait for the end of the training; return the reports of all ranks but those that were killed."""
         reports = []
-        for rank in self.ranks:
-            assert rank.stdout is not None
-            while (line := rank.stdout.readline()).startswith("epoch"):
-                pass
-            if line:
-                reports.append(json.loads(line))
-            else:
-                assert rank.wait(10) == -signal.SIGKILL
+        for rank, channel in zip(self.ranks, self._channels, strict=True):
+            try:
+                while isinstance(message := channel.recv(), int):
+                    pass
+                reports.append(message)
+            except EOFError:
+                rank.join(10)
+                assert rank.exitcode == -signal.SIGKILL
         self.is_training = False
         return reports
 
     def wait_for_epoch(self, number: int, rank: int) -> None:
         """Wait until a rank has begun an epoch."""
-        stdout = self.ranks[rank].stdout
-        assert stdout is not None
-        while stdout.readline() != f"epoch {number}\n":
-            assert self.ranks[rank].poll() is None
+        while self._channels[rank].recv() != number:
+            pass
 
     @property
     def are_ready(self) -> bool:
         """Whether all of them can begin a training."""
-        return not self.is_training and all(rank.poll() is None for rank in self.ranks)
+        return not self.is_training and all(rank.is_alive() for rank in self.ranks)
 
     def end(self) -> None:
         """Have the ranks end, and wait for it."""
+        for channel in self._channels:
+            channel.close()
         for rank in self.ranks:
-            rank.communicate(timeout=60)
+            rank.join(60)
+            assert rank.exitcode is not None
 
     def kill(self) -> None:
         """End the ranks that still run."""
-        for rank in self.ranks:
-            with rank:
-                rank.kill()
+        for rank, channel in zip(self.ranks, self._channels, strict=True):
+            rank.kill()
+            rank.join()
+            channel.close()
