@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.training_rank import RankReport, RankTask, end_ranks, ids_of, pack_sums, run_ranks, run_training
+from support.training_rank import RankReport, RankTask, ids_of, keeping_ranks, pack_sums, run_ranks, run_training
 
 SAMPLES = 103
 STEPS_BEFORE_STATE = 3
@@ -16,8 +16,8 @@ BATCH_SIZE = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def processes() -> Iterator[None]:
-    yield
-    end_ranks()
+    with keeping_ranks():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_torch import Loader
 from support.materialized import materialize
-from support.training_rank import end_ranks, ids_of, pack_sums, run_training
+from support.training_rank import ids_of, keeping_ranks, pack_sums, run_training
 
 SAMPLES = 103
 BATCH_SIZE = 8
@@ -26,8 +26,8 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     bare.mkdir()
     for name in ("data", "manifests", "manifest.safetensors"):
         (bare / name).symlink_to(folder / name)
-    yield str(folder), str(bare)
-    end_ranks()
+    with keeping_ranks():
+        yield str(folder), str(bare)
 
 
 def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_one_that_continues(

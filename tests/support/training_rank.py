@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -23,8 +24,9 @@ import stoker
 from stoker.errors import RankMismatchError
 from stoker_torch import Loader
 from stoker_torch._config import LoaderShuffle
+from support.preloaded import preloaded_forkserver
 
-__all__ = ["RankReport", "RankTask", "end_ranks", "ids_of", "pack_sums", "run_ranks", "run_training"]
+__all__ = ["RankReport", "RankTask", "ids_of", "keeping_ranks", "pack_sums", "run_ranks", "run_training"]
 
 _TIMEOUT_SECONDS = 300
 _MAX_RANKS = 3
@@ -87,16 +89,20 @@ def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
         raise
 
 
-def end_ranks() -> None:
-    """End the processes of ranks, which are kept from one training to the next."""
-    _pool().shutdown()
-    _pool.cache_clear()
+@contextmanager
+def keeping_ranks() -> Iterator[None]:
+    """Keep the processes of ranks from one training to the next, and fork them with what they need imported."""
+    with preloaded_forkserver("stoker_torch", "torch._dynamo"):  # the latter is what an optimizer imports
+        try:
+            yield
+        finally:
+            _pool().shutdown()
+            _pool.cache_clear()
 
 
 @cache
 def _pool() -> ProcessPoolExecutor:
-    """Return processes that run ranks, one training after the other: each has to import torch."""
-    return ProcessPoolExecutor(_MAX_RANKS, mp_context=get_context("spawn"), initializer=_prepare)
+    return ProcessPoolExecutor(_MAX_RANKS, mp_context=get_context("forkserver"), initializer=_prepare)
 
 
 def _prepare() -> None:
