@@ -8,6 +8,7 @@ the ratio of measured to predicted, the median of the repeats.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def measure_run(configuration: Configuration, bucket: BucketProcess, epochs: int
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ExitStack() as stack:
-        ranks = []
+        places = []
         for machine in range(configuration.machines):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="run", ignore_cleanup_errors=True))
             for number in range(configuration.ranks_per_machine):
@@ -161,14 +162,14 @@ def measure_run(configuration: Configuration, bucket: BucketProcess, epochs: int
                     "LOCAL_WORLD_SIZE": configuration.ranks_per_machine,
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": port,
-                    "OMP_NUM_THREADS": 1,
                     "XDG_RUNTIME_DIR": folder,
                 }
-                ranks.append(stack.enter_context(_start_rank(configuration, epochs, place)))
-        texts = [rank.communicate(timeout=300)[0] for rank in ranks]
-        if any(rank.returncode for rank in ranks):
-            raise SystemExit(f"ranks ended with {[rank.returncode for rank in ranks]}")
-    first, *seconds = (max(each) for each in zip(*(json.loads(text.splitlines()[-1]) for text in texts), strict=True))
+                places.append({name: str(value) for name, value in place.items()})
+        ranks = stack.enter_context(_start_ranks(configuration, epochs, places))
+        text, _ = ranks.communicate(timeout=300)
+        if ranks.returncode:
+            raise SystemExit(f"the ranks ended with {ranks.returncode}")
+    first, *seconds = (max(each) for each in zip(*map(json.loads, text.splitlines()[-len(places) :]), strict=True))
     counts = bucket.counts()
     return Observed(
         read_bytes=counts["bytes_out"],
@@ -178,7 +179,9 @@ def measure_run(configuration: Configuration, bucket: BucketProcess, epochs: int
     )
 
 
-def _start_rank(configuration: Configuration, epochs: int, place: dict[str, Any]) -> subprocess.Popen[str]:
+def _start_ranks(
+    configuration: Configuration, epochs: int, places: Sequence[Mapping[str, str]]
+) -> subprocess.Popen[str]:
     settings = {
         "cluster": configuration.cluster,
         "shuffle": configuration.shuffle,
@@ -186,14 +189,36 @@ def _start_rank(configuration: Configuration, epochs: int, place: dict[str, Any]
         "batch_size": configuration.batch_size,
         "epochs": epochs,
     }
-    arguments = json.dumps([settings, configuration.batch_size / configuration.samples_per_second])
+    arguments = json.dumps([places, settings, configuration.batch_size / configuration.samples_per_second])
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.prediction_cluster", "--rank", arguments],
-        env={**os.environ, **{name: str(value) for name, value in place.items()}},
+        [sys.executable, "-m", "benchmarks.prediction_cluster", "--ranks", arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def run_ranks(places: Sequence[Mapping[str, str]], settings: dict[str, Any], step_seconds: float) -> None:
+    """Train in a process for each place, all of which share what takes long to import; print what each has measured.
+
+    Args:
+        places: environment variables of each rank.
+        settings: settings of the loaders.
+        step_seconds: duration of a training step.
+    """
+    import stoker_torch  # noqa: F401 - for the ranks
+
+    gc.freeze()
+    children = []
+    for place in places:
+        if not (child := os.fork()):
+            os.environ.update(place)
+            print(json.dumps(train(settings, step_seconds)), flush=True)
+            return
+        children.append(child)
+    if any(codes := [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]):
+        raise SystemExit(f"ranks ended with {codes}")
 
 
 def train(settings: dict[str, Any], step_seconds: float) -> list[float]:
@@ -263,10 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m benchmarks.prediction_cluster", description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of configurations")
-    parser.add_argument("--rank", help="settings of a rank, as JSON, for the processes of a run")
+    parser.add_argument("--ranks", help="places and settings of the ranks, as JSON, for the processes of a run")
     options = parser.parse_args(arguments)
-    if options.rank:
-        print(json.dumps(train(*json.loads(options.rank))))
+    if options.ranks:
+        run_ranks(*json.loads(options.ranks))
         return
     print("| configuration | first batch | first epoch | later epochs | bytes | requests |")
     print("|---|---|---|---|---|---|")
