@@ -24,6 +24,7 @@ from stoker_local import (
     bucket_process,
     running_bucket,
 )
+from support.commands import forked_commands, run_command
 from support.local_bucket import s3_client
 from support.places import tar_of
 
@@ -41,14 +42,19 @@ def start(*arguments: object, environment: Environment | None = None) -> subproc
 
 
 def stoker(
-    *arguments: object, code: int = 0, environment: Environment | None = None
+    *arguments: object, code: int = 0, environment: Environment | None = None, is_anew: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and check its exit code."""
-    with start(*arguments, environment=environment) as process:
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    """Run a command to its end, in an interpreter of its own if it must begin anew, and check its exit code."""
+    done = run_command(*arguments, environment={**os.environ, **(environment or {})}, is_anew=is_anew)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_commands():
+        yield
 
 
 def images(folder: Path, count: int = 40) -> Path:
@@ -80,7 +86,7 @@ def copied(packed: Path, tmp_path: Path) -> Path:
 def test_pack_tells_what_it_does_on_stderr_and_leaves_stdout_alone(tmp_path: Path) -> None:
     source = images(tmp_path / "in")
     (source / "README.md").write_text("hello")
-    done = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16_384")
+    done = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16_384", is_anew=True)
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert lines[:2] == [f"opening {source}", f"packing {source} as image-folder"]
@@ -90,7 +96,7 @@ def test_pack_tells_what_it_does_on_stderr_and_leaves_stdout_alone(tmp_path: Pat
     assert again.stderr.startswith(f"stoker: error: there is a data set at {tmp_path / 'out'} already")
     more = stoker("pack", source, tmp_path / "out", "--append")
     assert ", version 2" in more.stderr
-    assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 80
+    assert json.loads(stoker("info", tmp_path / "out", "--json", is_anew=True).stdout)["samples"] == 80
     assert "version        2 (there are 1, 2)" in stoker("info", tmp_path / "out").stdout
 
 
@@ -105,7 +111,7 @@ def test_info_shows_what_the_data_set_is(packed: Path) -> None:
 
 
 def test_head_previews_samples_across_super_samples(packed: Path) -> None:
-    lines = stoker("head", packed, "-n", 12).stdout.splitlines()
+    lines = stoker("head", packed, "-n", 12, is_anew=True).stdout.splitlines()
     assert len(lines) == 12 * 4
     assert lines[0] == "sample 0"
     assert lines[1].startswith("  image  2,001 bytes: ")
@@ -133,13 +139,13 @@ def test_every_kind_of_source_is_packed(tmp_path: Path, kind: str, source: str, 
     for name, data in contents(kind).items():
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "raw" / name).write_bytes(data)
-    done = stoker("pack", tmp_path / "raw" / source, tmp_path / "out")
+    done = stoker("pack", tmp_path / "raw" / source, tmp_path / "out", is_anew=True)
     assert f"as {kind}" in done.stderr
     assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == samples
 
 
 def test_verify_lists_the_bad_super_samples_and_exits_1(copied: Path) -> None:
-    assert "all of them good" in stoker("verify", copied, "--deep").stderr
+    assert "all of them good" in stoker("verify", copied, "--deep", is_anew=True).stderr
     bad = sorted(copied.glob("data/*/*"))[2:4]
     with bad[0].open("r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -160,7 +166,7 @@ def test_rebuild_manifest_brings_back_a_lost_manifest(copied: Path) -> None:
     for path in (copied / "manifests").iterdir():
         path.unlink()
     assert "there is no data set at" in stoker("info", copied, code=1).stderr
-    assert "6 super-samples, 40 samples" in stoker("rebuild-manifest", copied).stdout
+    assert "6 super-samples, 40 samples" in stoker("rebuild-manifest", copied, is_anew=True).stdout
     after = json.loads(stoker("info", copied, "--json").stdout)
     assert (after["schema"], after["runs"]) == (before["schema"], before["runs"])
     assert "nothing is missing from version" in stoker("rebuild-manifest", copied).stdout
@@ -174,7 +180,7 @@ def test_rebuild_manifest_lists_what_is_lost_and_exits_1(copied: Path) -> None:
 
 
 def test_gc_lists_and_deletes_what_nothing_covers(copied: Path) -> None:
-    assert stoker("gc", copied).stdout == "no garbage\n"
+    assert stoker("gc", copied, is_anew=True).stdout == "no garbage\n"
     orphan = copied / "data" / "0123456789abcdef" / "00000000"
     orphan.parent.mkdir()
     orphan.write_bytes(b"x" * 2048)
@@ -227,7 +233,7 @@ def test_hostile_names_never_reach_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_unicode_gets_escapes(packed: Path) -> None:
-    found = stoker("info", packed, environment={"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"})
+    found = stoker("info", packed, environment={"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"}, is_anew=True)
     assert "cats + dogs, \\xfcnder" in found.stdout
 
 
@@ -243,10 +249,10 @@ def bucket() -> Iterator[BucketProcess]:
 def test_source_and_data_set_may_be_in_buckets(tmp_path: Path, bucket: BucketProcess) -> None:
     environment = bucket.environment()
     source = images(tmp_path / "in", 12)
-    stoker("pack", source, "s3://private/one", environment=environment)
+    stoker("pack", source, "s3://private/one", environment=environment, is_anew=True)
     found = stoker("info", "s3://private/one", "--json", environment=environment)
     assert json.loads(found.stdout)["samples"] == 12
-    stoker("verify", "s3://private/one", "--deep", environment=environment)
+    stoker("verify", "s3://private/one", "--deep", environment=environment, is_anew=True)
     stoker("verify", "s3://private/one", "--anonymous", environment=environment, code=1)
     flags = ["--endpoint-url", bucket.url, "--region", "us-east-1"]
     keys = {name: value for name, value in environment.items() if "KEY" in name}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import stoker
 from stoker.abc import Answer
 from stoker.cli import main
 from stoker_local import BucketConfig, BucketSpec, running_bucket
+from support.commands import forked_commands, run_command
 from support.fanout import ScriptedExecutor, answer
 from support.places import tar_of
 
@@ -33,13 +34,22 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    """Run a command to its end, check its exit code, and return its output."""
-    with start(*arguments) as process:
-        out, err = process.communicate(timeout=_TIMEOUT_SECONDS)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return out + err
+def run(*arguments: object, code: int = 0, is_anew: bool = False) -> str:
+    """Run a command to its end, in an interpreter of its own if it must begin anew; check its exit code.
+
+    Returns:
+        Its output.
+    """
+    done = run_command(*arguments, is_anew=is_anew)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_commands():
+        yield
 
 
 def files(folder: Path, count: int = 300, size_bytes: int = 2000) -> Path:
@@ -106,7 +116,7 @@ def test_functions_pack_the_same_samples_in_the_same_order_as_one_process(
 ) -> None:
     source, url = make(tmp_path / "a folder" / "in"), tmp_path / "a folder" / "out"
     run("pack", source, tmp_path / "plain", *SMALL[:2], "--quiet")
-    said = run("pack", source, url, "--on", "local", *SMALL)
+    said = run("pack", source, url, "--on", "local", *SMALL, is_anew=True)
     assert samples(url) == samples(tmp_path / "plain")
     assert " on local: " in said
     assert f"{url}: version 1 has " in said
@@ -185,7 +195,7 @@ def test_options_that_reach_a_bucket_are_passed_on_to_the_functions(
     source = files(tmp_path / "in", 100)
     with running_bucket(BucketConfig(buckets=(BucketSpec(name="made"),))) as bucket:
         there = ("--endpoint-url", bucket.url, "--region", "us-east-1")
-        run("pack", source, "s3://made/train", "--on", "local", *SMALL, "--quiet", *there)
+        run("pack", source, "s3://made/train", "--on", "local", *SMALL, "--quiet", *there, is_anew=True)
         assert '"samples": 100' in run("info", "s3://made/train", "--json", *there)
         run("verify", "--deep", "s3://made/train", *there)
         refused = run("pack", source, "s3://made/other", "--on", "local", *there, "--requester-pays", code=2)
@@ -244,7 +254,7 @@ def test_a_commit_that_tells_nothing_is_a_typed_error(
 def test_functions_permute_to_the_same_order_as_one_process(make: Callable[[Path], Path], tmp_path: Path) -> None:
     source, url = make(tmp_path / "in"), tmp_path / "out"
     run("pack", source, tmp_path / "plain", *SMALL[:2], "--shuffle", 7, "--quiet")
-    said = run("pack", source, url, "--on", "local", "--shuffle", 7, *SMALL)
+    said = run("pack", source, url, "--on", "local", "--shuffle", 7, *SMALL, is_anew=True)
     assert samples(url) == samples(tmp_path / "plain")
     assert "permuted with seed 7" in run("info", url)
     assert "no garbage" in run("gc", url)

@@ -21,6 +21,7 @@ import requests
 
 import stoker
 from stoker_torch import Loader
+from support.commands import forked_commands, run_command
 from support.ports import reserved_port
 from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read
 
@@ -31,6 +32,12 @@ ROWS = 600
 @pytest.fixture(autouse=True)
 def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_TIER_SECRET", SECRET.reveal())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_commands():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +93,14 @@ def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_fr
         second, found = train(dataset, url)
         assert found.tier_hits["shared"] == alone.get_requests - 1
         assert found.get_requests == 1
-        said = subprocess.run([*COMMAND, "status", url], capture_output=True, text=True, check=True, timeout=60).stdout
+        said = run_command("tier", "status", url, is_anew=True).stdout
         assert re.search(
             r"^memory   [0-9]+ objects, [0-9.]+ MiB of 61\.0 MiB; 0 evicted, 0 declined \(no room\)$",
             said,
             re.MULTILINE,
         )
         assert re.search(r"^reads    [0-9]+ hits, [0-9]+ misses, [0-9.]+ MiB sent$", said, re.MULTILINE)
-        as_json = [*COMMAND, "status", url, "--json"]
-        counts = json.loads(subprocess.run(as_json, capture_output=True, check=True, timeout=60).stdout)
+        counts = json.loads(run_command("tier", "status", url, "--json").stdout)
         assert counts['place_objects{place="memory"}'] == alone.get_requests - 1
         assert same(plain, first)
         assert same(plain, second)
@@ -177,21 +183,21 @@ def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_argument_is_reported_in_one_line(arguments: list[str], said: str) -> None:
-    done = subprocess.run(
-        [*COMMAND, "serve", "--memory", "1MB", *arguments], capture_output=True, text=True, timeout=60
-    )
+    done = run_command("tier", "serve", "--memory", "1MB", *arguments)
     assert (done.returncode, done.stdout) == (1, "") or done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_secret_and_tokens_are_printed_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_command(*arguments: str) -> str:
-        return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    def run(*arguments: str) -> str:
+        done = run_command("tier", *arguments, is_anew=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    assert run_command("secret") != run_command("secret")
-    assert run_command("token") == f"{SECRET.token}\n"
-    assert run_command("token", "--metrics") == f"{SECRET.metrics_token}\n"
+    assert run("secret") != run("secret")
+    assert run("token") == f"{SECRET.token}\n"
+    assert run("token", "--metrics") == f"{SECRET.metrics_token}\n"
 
 
 def resident_bytes(process: subprocess.Popen[str]) -> int:

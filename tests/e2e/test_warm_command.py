@@ -27,6 +27,7 @@ from stoker.errors import StoreError
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._tier_server import read_status
+from support.commands import forked_commands, run_command
 from support.function_cloud import cloud_of
 from support.ports import reserved_port
 from support.shared_tier import OTHER_SECRET, client_of, object_of, offered, read
@@ -111,14 +112,22 @@ def without_secrets(said: bytes) -> str:
 
 
 async def ran(
-    cloud: FunctionCloud, *arguments: str, tier_secret: TierSecret = TIER_SECRET
+    cloud: FunctionCloud, *arguments: str, tier_secret: TierSecret = TIER_SECRET, is_anew: bool = False
 ) -> tuple[int | None, str, str]:
-    """Run a command to its end; return its exit code, and what it wrote."""
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, stdout=PIPE, stderr=PIPE, env=environment(cloud, tier_secret)
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 180)
-    return process.returncode, without_secrets(out), without_secrets(err)
+    """Run a command to its end, in an interpreter of its own if it must begin anew.
+
+    Returns:
+        Its exit code, and what it wrote.
+    """
+    variables = environment(cloud, tier_secret)
+    done = await asyncio.to_thread(run_command, "warm", *arguments, environment=variables, is_anew=is_anew)
+    return done.returncode, without_secrets(done.stdout.encode()), without_secrets(done.stderr.encode())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_commands():
+        yield
 
 
 async def asleep(cloud: FunctionCloud) -> None:
@@ -178,13 +187,13 @@ def test_a_proxy_is_run_asked_measured_and_stopped_from_a_terminal() -> None:
         async with node_cloud() as cloud, proxy_of(cloud, "--every", "0.2") as proxy:
             bench = ("bench", proxy.url, "--objects", "4", "--size", "1MB", "--json")
             mine, others, (stranger_code, stranger_out, stranger_err) = await asyncio.gather(
-                ran(cloud, *bench), ran(cloud, *bench), ran(cloud, *bench, tier_secret=OTHER_SECRET)
+                ran(cloud, *bench, is_anew=True), ran(cloud, *bench), ran(cloud, *bench, tier_secret=OTHER_SECRET)
             )
             for code, out, err in (mine, others):
                 assert (code, json.loads(out)["read"], err) == (0, 4, ""), out
             assert (stranger_code, stranger_out, stranger_err.count("\n")) == (1, "", 1)
             assert "STOKER_TIER_SECRET" in stranger_err
-            code, out, err = await ran(cloud, "status", proxy.url, "--json")
+            code, out, err = await ran(cloud, "status", proxy.url, "--json", is_anew=True)
             status = json.loads(out)
             assert (
                 status["objects"],
@@ -214,7 +223,7 @@ async def ran_without_a_proxy(cloud: FunctionCloud) -> None:
     """Ask the nodes what they hold, and have them forget it."""
     own = functions(cloud)
     await asleep(cloud)
-    code, out, err = await ran(cloud, "up", own)
+    code, out, err = await ran(cloud, "up", own, is_anew=True)
     assert (code, err) == (0, "")
     assert out.startswith(f"{NODES} of {NODES} nodes joined, and can hold ")
     for objects in (8, 0):
@@ -224,7 +233,7 @@ async def ran_without_a_proxy(cloud: FunctionCloud) -> None:
         assert (code, status_after_writes["objects"], err) == (0, objects, "")
         assert bool(status_after_writes["held_bytes"]) is bool(objects)
         await asleep(cloud)
-        assert await ran(cloud, "down", own, "--yes") == (0, "", "")
+        assert await ran(cloud, "down", own, "--yes", is_anew=True) == (0, "", "")
 
 
 def test_a_proxy_ends_cleanly_on_a_signal_and_the_next_one_knows_what_nodes_hold() -> None:
