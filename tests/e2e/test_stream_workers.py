@@ -146,14 +146,14 @@ def test_an_epoch_has_every_sample_once_and_each_worker_every_so_manyth(url: str
             assert mine == epoch_of(data, epoch, workers)[worker::workers]
 
 
-@pytest.mark.parametrize(("context", "batch_size"), [("forkserver", None), ("spawn", 16)])
+@pytest.mark.parametrize(("context", "workers", "batch_size"), [("forkserver", 2, None), ("spawn", 1, 16)])
 def test_spawned_workers_do_as_forked_ones_and_keep_count_of_epochs(
-    url: str, context: str, batch_size: int | None
+    url: str, context: str, workers: int, batch_size: int | None
 ) -> None:
     data = dataset(url, batch_size=batch_size)
     loader = forked(
         data,
-        2,
+        workers,
         None if batch_size else 16,
         multiprocessing_context=context,
         persistent_workers=True,
@@ -533,15 +533,14 @@ def only_images(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(
-    ("context", "is_kept"),
-    [("fork", False), ("fork", True), ("forkserver", False), ("spawn", True)],
-    ids=lambda value: value if isinstance(value, str) else "kept" if value else "fresh",
+    ("context", "workers", "is_kept"),
+    [("fork", 2, False), ("fork", 2, True), ("forkserver", 2, False), ("spawn", 1, True)],
 )
 def test_large_batches_are_whole_in_every_epoch_and_leave_no_memory(
-    images_url: str, context: str, is_kept: bool
+    images_url: str, context: str, workers: int, is_kept: bool
 ) -> None:
     data = StreamDataset(images_url, batch_size=64, memory="30MB")
-    loader = forked(data, 2, None, multiprocessing_context=context, persistent_workers=is_kept)
+    loader = forked(data, workers, None, multiprocessing_context=context, persistent_workers=is_kept)
     for _ in range(2):
         assert sorted(number for batch in loader for number in check_images(batch)) == list(range(SAMPLES))
     kept = list(loader)
