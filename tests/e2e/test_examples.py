@@ -6,9 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+
+from support.forked_programs import ForkedPrograms, forked_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,13 +37,21 @@ def test_cached_dataset_trains_in_three_ways_and_fetches_ahead() -> None:
     assert int(found[1]) < 200
 
 
-TWICE = """
+TWICE = f"""
 import runpy, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
 script, folder, *steps = sys.argv[1:]
 for each in steps:
     sys.argv = [script, folder, each]
     runpy.run_path(script, run_name="__main__")
 """
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedPrograms]:
+    """What forks programs that need not import all that optimizers import, which takes seconds."""
+    with forked_programs(imports=["sklearn.datasets", "stoker_torch", "torch._dynamo"]) as forked:
+        yield forked
 
 
 @pytest.mark.parametrize(
@@ -55,36 +67,27 @@ for each in steps:
     ],
 )
 def test_a_framework_trains_and_run_again_continues(
-    tmp_path: Path, name: str, steps: tuple[str, str], printed: list[str]
+    forked: ForkedPrograms, tmp_path: Path, name: str, steps: tuple[str, str], printed: list[str]
 ) -> None:
-    script = EXAMPLES / f"train_{name}.py"
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}){TWICE}",
-            script,
-            tmp_path / "run",
-            *steps,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(tmp_path / "hf"),
-            "COLUMNS": "120",
-        },
-    )
-    assert run.returncode == 0, run.stderr
-    found = re.search(".*?".join(printed), run.stdout + run.stderr, re.DOTALL)
-    assert found is not None, run.stdout
+    program, folder = tmp_path / "twice.py", tmp_path / "current"
+    program.write_text(TWICE)
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "COLUMNS": "120",
+    }
+    with chdir(folder):
+        script = EXAMPLES / f"train_{name}.py"
+        run = forked.start(program, script, folder / "run", *steps, environment=environment)
+    output, errors = run.communicate(600)
+    assert run.returncode == 0, errors
+    found = re.search(".*?".join(printed), output + errors, re.DOTALL)
+    assert found is not None, output
     assert all(float(percent) >= 90 for percent in found.groups())
-    assert [path.name for path in tmp_path.iterdir() if path.name not in ("run", "hf")] == []
+    assert [path.name for path in folder.iterdir()] == ["run"]
 
 
 def test_every_example_has_a_line_in_their_readme() -> None:
