@@ -37,7 +37,8 @@ docs: $(STAMP)
 # Many tests wait for other processes, so one more than there are cores keeps these busy; more than four would be noise to
 # each other. The tests of a file stay together. Files run in their order, not the one with the most tests first: the few
 # long tests of tests/e2e are then done early, and the many short ones of tests/unit keep all processes busy to the end.
-test: lint docs
+test: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 lint docs
 	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))') --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
