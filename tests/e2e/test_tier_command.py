@@ -85,13 +85,14 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_from_the_bucket(dataset: Path) -> None:
-    plain, alone = train(dataset, None)
+    super_samples = len(stoker.Dataset(dataset).manifest)  # on a busy machine, a training requests some of them twice
+    plain, _ = train(dataset, None)
     with served() as (process, url):
         first, _ = train(dataset, url)
-        while metrics(url)['stoker_tier_place_objects{place="memory"}'] < alone.get_requests - 1:
+        while metrics(url)['stoker_tier_place_objects{place="memory"}'] < super_samples:
             train(dataset, url)  # what was still to be offered when the loader was closed
         second, found = train(dataset, url)
-        assert found.tier_hits["shared"] == alone.get_requests - 1
+        assert found.tier_hits["shared"] == super_samples
         assert found.get_requests == 1
         said = run_command("tier", "status", url, is_anew=True).stdout
         assert re.search(
@@ -101,7 +102,7 @@ def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_fr
         )
         assert re.search(r"^reads    [0-9]+ hits, [0-9]+ misses, [0-9.]+ MiB sent$", said, re.MULTILINE)
         counts = json.loads(run_command("tier", "status", url, "--json").stdout)
-        assert counts['place_objects{place="memory"}'] == alone.get_requests - 1
+        assert counts['place_objects{place="memory"}'] == super_samples
         assert same(plain, first)
         assert same(plain, second)
         process.send_signal(signal.SIGTERM)
