@@ -102,12 +102,13 @@ class Connection(FrameProtocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        if self._arena is None or (place := self._places.get(asked.name)) is None:
+        arena = self._arena
+        if arena is None or (place := self._places.get(asked.name)) is None:
             answer, _ = await self._request(asked, into)
-            if answer.kind is not Kind.HIT or self._arena is None:
+            if answer.kind is not Kind.HIT or arena is None:
                 return answer.kind in (Kind.HIT, Kind.PASS)
             place = self._places[asked.name] = answer.number
-        into[:] = self._arena[place : place + len(into)]
+        into[:] = arena[place : place + len(into)]
         return True
 
     def has_lease(self, name: str) -> bool:
@@ -121,7 +122,8 @@ class Connection(FrameProtocol):
 
     async def find(self, name: str) -> Found:
         """Return an object's memory, or whether there is room for it; neither if it is not mapped, or in no answer."""
-        if self._arena is None or name in self._refused:
+        arena = self._arena
+        if arena is None or name in self._refused:
             return NOT_FOUND
         place = self._places.get(name)
         if place is None:
@@ -137,7 +139,7 @@ class Connection(FrameProtocol):
                     self._refused.add(name)
                 return Found(None, has_room=answer.kind is Kind.LACKING)
             place = self._places[name] = answer.number
-        return Found(self._arena[place : place + size_of(name)])
+        return Found(arena[place : place + size_of(name)])
 
     async def _request(
         self, asked: Frame, into: memoryview | None = None, text: bytes = b""
@@ -316,6 +318,7 @@ class Connection(FrameProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.is_lost = True
+        self._arena = None  # its memory is freed with its last mapping
         self._copies.clear()
         self._answered.set()
         self._leases.clear()

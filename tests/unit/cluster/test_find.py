@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,30 @@ def test_an_object_is_found_in_mapped_memory_and_stays_there() -> None:
         await third.close()
         await first.close()
         await second.close()
+
+    check_with_node(check, TEXT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system lists what is mapped")
+def test_memory_of_a_process_is_not_mapped_any_more_when_a_tier_is_closed() -> None:
+    def count_mappings() -> int:
+        return Path("/proc/self/maps").read_text("utf-8").count("stoker-cluster")
+
+    async def check(running: Node) -> None:
+        ref, body = object_of(1)
+        before = count_mappings()
+        tier = ClusterTier(TEXT)
+        assert await read_object(tier, ref) is None
+        tier.offer(ref, memoryview(body))
+        assert await read_object(tier, ref) == body
+        assert count_mappings() == before + 1
+        gc.disable()
+        try:
+            await tier.close()
+            await asyncio.sleep(0)
+            assert count_mappings() == before
+        finally:
+            gc.enable()
 
     check_with_node(check, TEXT)
 
