@@ -214,7 +214,8 @@ def run_ranks(places: Sequence[Mapping[str, str]], settings: dict[str, Any], ste
     for place in places:
         if not (child := os.fork()):
             os.environ.update(place)
-            print(json.dumps(train(settings, step_seconds)), flush=True)
+            line = json.dumps(train(settings, step_seconds)) + "\n"
+            os.write(sys.stdout.fileno(), line.encode())  # at once, since ranks write to the same pipe
             return
         children.append(child)
     if any(codes := [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]):
