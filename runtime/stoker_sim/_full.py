@@ -51,8 +51,8 @@ def predict_full(workload: PlannedTraining) -> Prediction:
     first = EpochForecast(
         seconds=begun + seconds,
         wait_seconds=begun + seconds - workload.steps * workload.step_seconds,
-        requests=len(manifest) * (workload.mean_requests + feed.world_size),
-        read_bytes=manifest.size_bytes + feed.world_size * head_bytes,
+        requests=len(manifest) * (workload.mean_requests + 1),
+        read_bytes=manifest.size_bytes + head_bytes,
         counted_seconds=seconds - batch_seconds - step_seconds,
         counted_compute_seconds=(workload.steps - 1) * workload.step_seconds,
     )
@@ -99,13 +99,14 @@ def _copy_seconds(workload: PlannedTraining) -> float:
 
 
 def _read_heads(workload: PlannedTraining) -> tuple[float, float]:
-    """Return the bytes of all heads, which each rank reads from the bucket at its start, and the time of that."""
+    """Return the bytes of all heads, of which each rank reads a part from the bucket for all, and the time of that."""
     rows, concurrency = workload.manifest.rows, workload.feed.fetch.max_concurrency
     aligned = -(-rows.head_bytes.astype(np.int64) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     head_bytes = float(np.minimum(rows.size_bytes, aligned).sum())
-    rounds = -(-len(workload.manifest) // concurrency)
-    rate = workload.node_bytes_per_second / workload.ranks_per_node
-    limit_seconds = len(workload.manifest) * workload.feed.world_size / workload.bucket.requests_per_second
+    ranks = workload.feed.world_size
+    rounds = -(-len(workload.manifest) // (concurrency * ranks))
+    rate = ranks * workload.node_bytes_per_second / workload.ranks_per_node
+    limit_seconds = len(workload.manifest) / workload.bucket.requests_per_second
     return head_bytes, max(rounds * median_first_byte(workload) + head_bytes / rate, limit_seconds)
 
 
