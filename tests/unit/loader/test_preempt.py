@@ -289,6 +289,8 @@ def test_the_callback_may_end_the_process_in_order(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_save(tmp_path: Path) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "an earlier test left a handler"
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "an earlier test blocks the signal"
     saved = tmp_path / "saved"
     with save_on_sigterm(Counter(), lambda state: saved.touch()):
         read_end, write_end = os.pipe()
