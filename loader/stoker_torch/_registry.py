@@ -32,9 +32,9 @@ def find_registry(spec: ClusterSpec, environment: Mapping[str, str] = os.environ
     Raises:
         ConfigError: ``STOKER_CLUSTER`` is not ``host:port``, or there is no secret for it.
     """
-    listen = listen_host(environment)
     if (meeting := find_meeting(spec, environment)) is not None:
         return meeting
+    listen = listen_host(environment)
     ranks, local_ranks = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
     if not host or not port or ranks < 2 or ranks == local_ranks or not distributed.is_available():
